@@ -5,6 +5,7 @@ from pathlib import Path
 import yaml
 
 from tests.builders import Manifest, container, pod, sidecar
+from vcuda.requests.runtime_devices import DEVICE_ANNOTATIONS
 
 REGISTRATION = Path(__file__).parents[1] / "manifests" / "base" / "registration.yaml"
 RUNTIME_CLASS = "nvidia"
@@ -35,6 +36,9 @@ ORDINARY: dict[str, Manifest] = {
     ),
     "annotations": pod(
         PLAIN, annotations={"prometheus.io/scrape": "true", "sidecar.istio.io/inject": "true", "note": "nvidia.com/gpu"}
+    ),
+    "annotations of other plugins": pod(
+        PLAIN, annotations={"cdi.kubevirt.io/storage.import": "1", "io-priority.nri.io": "1", "devices.io": "1"}
     ),
     "labels": pod(PLAIN, labels={"nvidia.com/gpu": "1", "gpu-fraction": "1"}),
     "not privileged": pod(
@@ -76,6 +80,8 @@ ASKING: dict[str, Manifest] = {
     "vgpu-manager's resources": pod(PLAIN, annotations={"vgpu-manager.io/original-resources": "{}"}),
     "a core limit": pod(PLAIN, annotations={"tencent.com/vcuda-core-limit": "50"}),
     "an annotation in capitals": pod(PLAIN, annotations={"ALIYUN_COM_GPU_MEM_IDX": "0"}),
+    **{f"devices by {domain}": pod(PLAIN, annotations={domain: ""}) for domain in DEVICE_ANNOTATIONS},
+    "devices of one container": pod(PLAIN, annotations={"devices.nri.io/container.a": "", "note": "x"}),
 }
 """Pods that request a GPU, or to which another webhook might add one. So the webhook must be called for them."""
 

@@ -177,6 +177,11 @@ REFUSED = {
         "metadata.annotations[GPU-Fraction]",
         "gpu-fraction",
     ),
+    "devices by NVIDIA's NRI plugin": (
+        pod(container(name="main"), annotations={"nvidia.cdi.k8s.io/container.main": "nvidia.com/gpu=all"}),
+        "metadata.annotations[nvidia.cdi.k8s.io/container.main]",
+        "visible-devices",
+    ),
     "a fraction": (
         pod(container(), annotations={"gpu-fraction": "0.5"}),
         "metadata.annotations[gpu-fraction]",

@@ -24,7 +24,7 @@ from vcuda.quota.model import Charge
 from vcuda.requests.pod_request import asks_for_vcuda
 from vcuda.requests.refusals import could_reach_gpus
 from vcuda.requests.resources import BUILT_IN
-from vcuda.requests.runtime_devices import GIVING_VARIABLES
+from vcuda.requests.runtime_devices import DEVICE_ANNOTATIONS, GIVING_VARIABLES
 
 HOOKS = ("mutate.quota.vcuda.io", "validate.quota.vcuda.io")
 CLAIM_HOOKS = ("mutate-claims.quota.vcuda.io", "validate-claims.quota.vcuda.io")
@@ -207,7 +207,7 @@ def odd_pods() -> st.SearchStrategy[Json]:
             "runtimeClassName": st.sampled_from(["", "nvidia"]),
         },
     )
-    keys = st.sampled_from(["", "note", "gpu-fraction", "GPU-Memory"])
+    keys = st.sampled_from(["", "note", "gpu-fraction", "GPU-Memory", *DEVICE_ANNOTATIONS, "devices.gke.io/pod"])
     annotations = st.dictionaries(keys, st.sampled_from(["", "1"]))
     metadata = optional(annotations=annotations, labels=st.just({}), creationTimestamp=st.none())
     return st.fixed_dictionaries({"metadata": metadata, "spec": spec})

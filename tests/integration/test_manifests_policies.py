@@ -19,6 +19,7 @@ from tests.guarded import GUARDED_ANNOTATIONS
 from tests.rendered import BASE, Json, rendered
 from vcuda.discovery.sources import DISCOVERED
 from vcuda.requests.refusals import COMPUTE_POLICY, KAI
+from vcuda.requests.runtime_devices import DEVICE_ANNOTATIONS
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, SCHEMES
 
 KINDS = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
@@ -148,6 +149,17 @@ def test_only_an_account_that_may_bind_or_patch_nodes_changes_an_allocation_of_a
 def test_any_user_may_change_other_annotations(old: Json | None) -> None:
     assert change_allocation(pod({"note": "2", "nvidia.com/gpu.product": "M40"}, {"app": "b"}), old)
     assert change_allocation({"metadata": {}}, old)
+
+
+@pytest.mark.parametrize("key", [key + rest for key in DEVICE_ANNOTATIONS for rest in ("", "/pod", "/container.a")])
+def test_only_an_account_that_may_bind_or_patch_nodes_adds_an_annotation_that_gives_devices(key: str) -> None:
+    bare, given, other = pod(), pod({key: "nvidia.com/gpu=all"}), pod({key: "nvidia.com/gpu=0"})
+    for new, old in ((given, bare), (given, other), (given, None)):
+        assert not change_allocation(new, old)
+        assert change_allocation(new, old, [MAY_BIND])
+        assert change_allocation(new, old, [MAY_PATCH_NODES])
+    assert change_allocation(bare, given)
+    assert change_allocation(given, given)
 
 
 # The policy that protects the finalizer, the owner and an annotation of ResourceClaims

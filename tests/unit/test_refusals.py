@@ -18,7 +18,7 @@ from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Allowance, Limit, Mode, NamespaceQuota, Quota
 from vcuda.requests.config import parse_config
 from vcuda.requests.refusals import could_reach_gpus
-from vcuda.requests.runtime_devices import RuntimeClasses
+from vcuda.requests.runtime_devices import DEVICE_ANNOTATIONS, RuntimeClasses
 from webhook.review.context import PolicySnapshot
 from webhook.review.pod_review import review_of
 
@@ -106,6 +106,19 @@ WITH_A_NAME = {
         "metadata.annotations[gpu-fraction]",
         Allowance.GPU_FRACTION,
     ),
+    **{
+        f"devices by {domain}": (
+            pod(container(), annotations={f"{domain}/container.main": "nvidia.com/gpu=all"}),
+            f"metadata.annotations[{domain}/container.main]",
+            Allowance.VISIBLE_DEVICES,
+        )
+        for domain in DEVICE_ANNOTATIONS
+    },
+    "devices of all containers": (
+        pod(container(CARD), annotations={"devices.nri.io": "- path: /dev/nvidia1"}),
+        "metadata.annotations[devices.nri.io]",
+        Allowance.VISIBLE_DEVICES,
+    ),
     "a part of the memory": (
         pod(container(CARD), annotations={"gpu-memory": "2000"}),
         "metadata.annotations[gpu-memory]",
@@ -159,6 +172,7 @@ def test_a_resource_claim_is_rejected_with_any_permission() -> None:
     a_switch_without_a_card=by_env("CUDA_DISABLE_CONTROL", "true"),
     a_balanced_share=vcuda_pod(SHARE, annotations=policy_note("balance")),
     a_whole_card_of_no_policy=vcuda_pod(CARD, annotations=policy_note("none")),
+    another_plugins_annotation=pod(container(CARD), annotations={"cdi.kubevirt.io/storage.import": "1"}),
     not_privileged=pod(container(CARD, securityContext={"privileged": False})),
     somebody_elses_resource=pod(container({"rdma/hca": 1})),
     driver_libraries=by_env("NVIDIA_DRIVER_CAPABILITIES", "all"),

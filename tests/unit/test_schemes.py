@@ -10,6 +10,7 @@ import yaml
 from tests.guarded import GUARDED_ANNOTATIONS
 from vcuda.requests.refusals import COMPUTE_POLICY, KAI
 from vcuda.requests.resources import BUILT_IN, GpuResources
+from vcuda.requests.runtime_devices import DEVICE_ANNOTATIONS
 from vcuda.requests.schemes import SCHEMES, Scheme, is_named
 
 POLICIES = Path(__file__).parents[2] / "manifests" / "base" / "policies.yaml"
@@ -86,6 +87,8 @@ def test_the_policy_guards_exactly_the_annotations_and_labels_of_the_schemes() -
         assert endings == [COMPUTE_POLICY]
         [pattern] = re.findall(r'key\.matches\("(.*?)"\)', found)
         assert all(re.match(pattern, key) and re.match(pattern, key.title()) for key in KAI)
+    devices = re.findall(r'key\.startsWith\("(.*?)"\)', variables["devicesAdded"])
+    assert _missing_and_left_over(devices, {*DEVICE_ANNOTATIONS}) == (set(), set())
     [labels] = re.findall(r"^\[(.*?)\]", variables["labelChanged"])
     written = {name for scheme in SCHEMES for name in scheme.allocation_labels}
     assert _missing_and_left_over(re.findall('"(.*?)"', labels), written) == (set(), set())

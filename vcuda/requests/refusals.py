@@ -4,7 +4,7 @@ Three things are not checked, because the pod object does not contain them: vari
 ConfigMap by ``envFrom``, and the content of a host path.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from vcuda.errors import Fault
@@ -68,7 +68,9 @@ def could_reach_gpus(pod: Pod) -> bool:
     The matchConditions in manifests/base/registration.yaml must match every pod for which this function returns True.
     """
     spec = pod.spec
-    if spec.runtime_class_name or spec.resource_claims or any(key.lower() in KAI for key in pod.annotations):
+    if spec.runtime_class_name or spec.resource_claims:
+        return True
+    if any(key.lower() in KAI or runtime_devices.is_device_annotation(key) for key in pod.annotations):
         return True
     for containers in (spec.containers, spec.init_containers):
         for container in containers or ():
@@ -113,13 +115,20 @@ def find_refusals(
     judge = _Judge(known, extended or (), tuple(_limits_of(request, known, claims=claims)))
     for path, container in pod.all_containers():
         yield from _of_container(path, container, judge)
-    for key in pod.annotations:
-        if allowance := KAI.get(key.lower()):
-            message = "must not be set, because shares requested by annotation are not charged. Request a GPU resource"
-            yield Refusal(f"metadata.annotations[{key}]", message, allowance)
+    yield from _annotations(pod.annotations)
     # A ResourceClaim that the pod names may not exist yet. So it is assumed to request a share of a card.
     if request.has_share or claims:
         yield from find_unlimited(pod.annotations)
+
+
+def _annotations(keys: Iterable[str]) -> Iterator[Refusal]:
+    for key in keys:
+        if allowance := KAI.get(key.lower()):
+            message = "must not be set, because shares requested by annotation are not charged. Request a GPU resource"
+            yield Refusal(f"metadata.annotations[{key}]", message, allowance)
+        elif runtime_devices.is_device_annotation(key):
+            message = "must not be set, because a container runtime reads it and gives unrequested devices"
+            yield Refusal(f"metadata.annotations[{key}]", message, Allowance.VISIBLE_DEVICES)
 
 
 def _limits_of(request: PodRequest, known: GpuResources, *, claims: bool) -> Iterator[ShareLimits]:

@@ -1,4 +1,4 @@
-"""Finds the devices that a container runtime gives a container because of environment variables or the RuntimeClass.
+"""Finds the devices that a container runtime gives a container because of variables, annotations or the RuntimeClass.
 
 The rules are those of NVIDIA/nvidia-container-toolkit: ``internal/config/image/cuda_image.go``,
 ``internal/modifier/cdi.go``, ``internal/info/auto.go`` and ``cmd/nvidia-container-runtime-hook/container_config.go``.
@@ -87,6 +87,25 @@ MIG_CONTROL = ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES")
 # does not know this name.
 GIVING_VARIABLES = DEVICE_VARIABLES | {CUDA_VERSION, *MIG_CONTROL}
 """The variables by which a container may get a device that it does not request."""
+
+DEVICE_ANNOTATIONS = (
+    "nvidia.cdi.k8s.io",  # NVIDIA/nvidia-container-toolkit cmd/nvidia-ctk-installer/container/runtime/nri/plugin.go
+    "cdi.k8s.io",  # container-device-interface pkg/cdi/annotations.go; Kata Containers reads it from pods
+    "cdi.nri.io",  # containers/nri-plugins, the plugin of pull request 327
+    "cdi-devices.noderesource.dev",  # containerd/nri plugins/device-injector, as the next five
+    "cdi-devices.nri.io",
+    "devices.noderesource.dev",
+    "devices.nri.io",
+    "mounts.noderesource.dev",
+    "mounts.nri.io",
+    "devices.gke.io",  # GoogleCloudPlatform/container-engine-accelerators nri_device_injector
+)
+"""The domains of the annotations by which a plugin of the container runtime (NRI or CDI) gives a pod devices or mounts
+that it does not request. A slash and further text may follow the domain, for example container.NAME."""
+
+
+def is_device_annotation(key: str) -> bool:
+    return key.partition("/")[0] in DEVICE_ANNOTATIONS
 
 
 def gives_devices(variable: EnvVar) -> bool:

@@ -127,7 +127,7 @@ def test_a_tenant_cannot_forge_change_or_remove_an_allocation(admin: Cluster, te
         assert patch(admin, pod_path(team), {"metadata": cleared(metadata)}).status == HTTPStatus.OK
 
 
-@pytest.mark.parametrize("key", ["a{}", "gpu-mem{:0>5}"], ids=["short", "almost KAI's"])
+@pytest.mark.parametrize("key", ["a{}", "gpu-mem{:0>5}", "cdi.k8s.{:0>4x}"], ids=["short", "almost KAI", "almost CDI"])
 def test_a_pod_with_twenty_thousand_annotations_is_admitted(
     admin: Cluster, tenant: Cluster, team: str, key: str
 ) -> None:
