@@ -18,7 +18,7 @@ from vcuda.k8s_types import Decoder
 from vcuda.quota.terms import OVER_QUOTA
 from webhook.intake.bodies import MAX_BODY, ReviewHead
 from webhook.intake.large_reviews import PLACES, QUOTA_PLACES, ReviewThread
-from webhook.ledger.ledgers import Ledgers, RecentChoices, ReviewDeadline, TooManySteps
+from webhook.ledger.ledgers import Ledgers, RecentChoices, ReviewDeadline, SkippedMutate, TooManySteps
 from webhook.metrics import Metrics
 from webhook.review import claim_review, context, pod_review, quota_edit
 from webhook.review.verdicts import Creation
@@ -78,6 +78,7 @@ class Service(msgspec.Struct, frozen=True):
     callers_known: bool = False
     """True if only the API server can send reviews."""
     choices: RecentChoices = msgspec.field(default_factory=RecentChoices)
+    skipped: SkippedMutate = msgspec.field(default_factory=SkippedMutate)
     large_reviews: ReviewThread = msgspec.field(default_factory=lambda: ReviewThread("large-review", PLACES))
     quota_edits: ReviewThread = msgspec.field(default_factory=lambda: ReviewThread("quota-edit", QUOTA_PLACES))
 
@@ -168,7 +169,7 @@ class Service(msgspec.Struct, frozen=True):
         else:
             decide = claim_review.validate if is_claim else pod_review.validate
         try:
-            return await decide(Creation(request, policy, ledgers, self.choices, deadline))
+            return await decide(Creation(request, policy, ledgers, self.choices, deadline, self.skipped))
         # A lost or unreadable ledger is answered with a denial. The API server would ignore an HTTP error of /mutate.
         # Then /validate would reject the pod with the misleading reason that the pod is not pinned.
         except errors.LedgerLost as error:

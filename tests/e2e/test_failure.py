@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
 
@@ -10,10 +11,13 @@ import pytest
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, await_ready, registered, running, tenant_of
 from tests.e2e.lossy_proxy import Losses, lossy_proxy
+from tests.e2e.rest import Answer
 from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, pinned, review_of, with_uid
+from tests.processes import eventually
 from tools.control_plane import ControlPlane
 from vcuda.quota.model import NOT_MUTATED
+from webhook.ledger.ledgers import SKIPPED_SECONDS
 
 Team = Callable[[Json], str]
 
@@ -26,7 +30,7 @@ def test_a_pod_that_bypassed_mutate_is_stored_only_if_it_is_pinned_to_an_allowed
         await_ready(own)
         with cluster.register_webhooks(validating=own.validating()):
             refused = cluster.try_create(card_pod("free-floating", namespace))
-            assert refused.status == HTTPStatus.FORBIDDEN
+            assert (refused.status, refused.headers["Retry-After"]) == (HTTPStatus.TOO_MANY_REQUESTS, "1")
             assert f"restrict the pod to one GPU model of namespace {namespace} (M40: 1 card)" in refused.message
             cluster.create(pinned(card_pod("pinned", namespace)))
             assert cluster.try_create(pinned(card_pod("over", namespace))).is_over_quota
@@ -41,6 +45,41 @@ def forged(namespace: str, **fields: Json) -> Json:
 
 def told_why(events: list[Json]) -> bool:
     return any(NOT_MUTATED in event["message"] for event in events)
+
+
+def test_a_client_that_retries_gets_its_pod_once_mutate_answers_and_after_30_s_the_cause(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """kubectl repeats a request after a 429 with Retry-After, and does not repeat it after a 403."""
+    with (
+        running(cluster, tmp_path) as own,
+        own.team({"quota": {"M40": 8}}) as namespace,
+        ThreadPoolExecutor() as threads,
+    ):
+        await_ready(own)
+        pod = json.dumps(card_pod("retried", namespace))
+        with cluster.register_webhooks(validating=own.validating()):
+            created = threads.submit(cluster.kubectl, "create", "-f", "-", stdin=pod)
+            own.replica.await_metric("vcuda_admissions_total", 1, outcome="not-mutated")
+            with cluster.register_webhooks(mutating=own.mutating()):
+                created.result()
+            assert own.charged(namespace) == {"M40": 100}
+            floating = card_pod("floating", namespace)
+            refused = eventually_refused(lambda: cluster.try_create(floating))
+            assert "so its registration is probably missing or wrong" in refused.message
+
+
+def eventually_refused(create: Callable[[], Answer]) -> Answer:
+    """Return the first answer that clients do not repeat."""
+
+    def final() -> Answer | None:
+        answer = create()
+        assert answer.body["kind"] != "Pod"
+        return answer if answer.status == HTTPStatus.FORBIDDEN else None
+
+    found = eventually(final, timeout=2 * SKIPPED_SECONDS)
+    assert found
+    return found
 
 
 @pytest.mark.usefixtures("controller_manager")
@@ -62,7 +101,7 @@ def test_no_pod_bypasses_mutate_while_it_is_down_and_workloads_continue_afterwar
                 (card_pod("floating", namespace), "must restrict the pod to one GPU model"),
             ):
                 refused = tenant.try_create(pod)
-                assert refused.status == HTTPStatus.FORBIDDEN
+                assert refused.status == HTTPStatus.TOO_MANY_REQUESTS
                 assert NOT_MUTATED in refused.message
                 assert what in refused.message
             tenant.create(workload("ReplicaSet", namespace))

@@ -106,7 +106,8 @@ DEPLOYMENT = {"kind": GroupVersionKind("apps", "v1", "Deployment")}
 
 OVER, BLOCKS = Refusal("over-quota", FORBIDDEN, SHORT), Refusal("over-quota", FORBIDDEN, NEVER)
 WRONG = Refusal("malformed", UNPROCESSABLE, MALFORMED)
-NO_PIN, NO_POOL = Refusal("not-pinned", FORBIDDEN, NOT_HELD), Refusal("not-pinned", FORBIDDEN, NOT_IN_POOL)
+NO_PIN = Refusal("not-mutated", HTTPStatus.TOO_MANY_REQUESTS, NOT_HELD)
+NO_POOL = Refusal("not-mutated", HTTPStatus.TOO_MANY_REQUESTS, NOT_IN_POOL)
 BUSY = Refusal("busy", HTTPStatus.TOO_MANY_REQUESTS, f"{TOO_MANY.reason}; try again in 1 s")
 MAYBE = Refusal("busy", HTTPStatus.TOO_MANY_REQUESTS, f"{UNSURE.reason}; try again in 1 s")
 LOST = Refusal("ledger-lost", FORBIDDEN, f"exceeded quota: {LedgerLost('team-a', 5, 70)}")

@@ -8,14 +8,25 @@ from unittest import mock
 import pytest
 from msgspec.structs import replace
 
+from examples.claims import claim_policy
 from tests import builders
 from tests.both_calls import DEADLINE, creation
 from tests.builders import MODEL, POOL, Manifest, held_to, pod_of_cores, required, requirement, term
+from tests.replicas import Clock
 from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Shortage, Usage
-from webhook.ledger.ledgers import ChargeRequest, MemoryLedgers, PutOff
+from vcuda.quota.terms import MODEL_ANNOTATION
+from webhook.ledger.ledgers import (
+    IDLE_SECONDS,
+    MOST_NAMESPACES,
+    SKIPPED_SECONDS,
+    ChargeRequest,
+    MemoryLedgers,
+    PutOff,
+    SkippedMutate,
+)
 from webhook.review.pod_review import validate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 1000)})
@@ -181,6 +192,57 @@ def test_a_pod_that_is_not_restricted_to_the_pools_is_rejected(affinity: Manifes
     message = f"{NOT_MUTATED}: a required node affinity or nodeSelector must restrict the pod to {where}"
     answer = validated(pod_of_cores(100, affinity=affinity), quota=POOLED)
     assert refusal(answer) == ("not-pinned", HTTPStatus.FORBIDDEN, message)
+
+
+# Tests of pods for which the API server has skipped /mutate
+
+
+@pytest.mark.parametrize(
+    ("fields", "quota", "waits"),
+    [
+        pytest.param({"affinity": None}, QUOTA, True, id="without a trace"),
+        pytest.param({"affinity": None, "annotations": {MODEL_ANNOTATION: "M40"}}, QUOTA, False, id="with the annotation"),
+        pytest.param({"affinity": held_to("M40"), "nodeName": "gpu-1"}, QUOTA, True, id="pinned by its owner"),
+        pytest.param({"affinity": held_to("M40")}, POOLED, True, id="outside the pools"),
+        pytest.param({"affinity": held_to("M40"), "schedulerName": "volcano"}, QUOTA, False, id="another scheduler"),
+    ],
+)
+def test_a_pod_without_a_trace_of_mutate_is_retried_for_30_s_and_then_rejected(
+    clock: Clock, fields: Manifest, quota: NamespaceQuota, *, waits: bool
+) -> None:
+    skipped, ledgers = SkippedMutate(clock.monotonic), MemoryLedgers()
+    policy = replace(builders.policy_for(quota), hints=Hints(scheduler="gpu-scheduler"))
+
+    def answered() -> AdmissionResponse:
+        manifest = pod_of_cores(100, **{"schedulerName": "gpu-scheduler", **fields})
+        return asyncio.run(validate(replace(creation(manifest, policy, ledgers), skipped=skipped)))
+
+    retried = ("not-mutated", HTTPStatus.TOO_MANY_REQUESTS, 1)
+    final = ("not-pinned", HTTPStatus.FORBIDDEN, None)
+    for seconds, expected in ((0, retried), (SKIPPED_SECONDS - 1, retried), (1, final), (IDLE_SECONDS + 1, retried)):
+        clock.now += seconds
+        answer = answered()
+        assert (answer.outcome, answer.status, answer.retry_after) == (expected if waits else final)
+        assert ("registration is probably missing" in answer.message) is (waits and expected == final)
+    assert used(ledgers) == {}
+
+
+def test_a_pod_with_claims_that_mutate_has_not_restricted_to_the_pools_is_retried(clock: Clock) -> None:
+    manifest = builders.pod(builders.container(), resourceClaims=[{"name": "gpu", "resourceClaimName": "mine"}])
+    policy = replace(builders.policy_for(POOLED), claims=claim_policy())
+    asked = replace(creation(manifest, policy, MemoryLedgers()), skipped=SkippedMutate(clock.monotonic))
+    answer = asyncio.run(validate(asked))
+    assert (answer.outcome, answer.status) == ("not-mutated", HTTPStatus.TOO_MANY_REQUESTS)
+
+
+def test_namespaces_with_skipped_pods_are_remembered_within_a_bound(clock: Clock) -> None:
+    skipped = SkippedMutate(clock.monotonic)
+    for number in range(MOST_NAMESPACES):
+        assert skipped.may_pass(f"team-{number}")
+    clock.now += SKIPPED_SECONDS
+    assert not skipped.may_pass("team-0")
+    assert skipped.may_pass("one-more")
+    assert (skipped.may_pass("team-1"), skipped.may_pass("team-0")) == (True, False)
 
 
 # Tests of pods that are pinned to a model, but lack another change that /mutate makes

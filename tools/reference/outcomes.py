@@ -44,6 +44,10 @@ OUTCOMES = {
     "over-quota-pending": "the pod or claim fits only without the pending charges",
     "over-quota-unsettled": ("the stored objects leave enough quota, but the ledger is not settled yet"),
     "over-quota-uncounted": ("the ledger has too little room, and the stored objects could not be counted in time"),
+    "not-mutated": (
+        "the answer was 429 with a retry in a second, because the pod lacks the patch of `/mutate`, and the namespace's"
+        " first such pod was less than 30 s ago"
+    ),
     "not-allowed": (
         "the pod or claim was rejected, because the namespace's quota has none of the models that it may use"
     ),

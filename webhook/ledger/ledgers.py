@@ -1,7 +1,7 @@
 """The interface of the ledgers, which record the GPU charges of namespaces, and ledgers in the memory of a process.
 
-This module also has two classes for reviews. `ReviewDeadline` is the deadline of an admission review. `RecentChoices`
-has the GPU models that /mutate has chosen recently.
+This module also has three classes for reviews. `ReviewDeadline` is the deadline of an admission review. `RecentChoices`
+has the GPU models that /mutate has chosen recently. `SkippedMutate` has the namespaces whose pods lack its patch.
 """
 
 import math
@@ -181,9 +181,11 @@ class ByNamespace(Generic[V]):
 
     def __getitem__(self, namespace: str) -> V:
         now = self._clock()
+        while self._kept and next(iter(self._kept.values()))[1] + IDLE_SECONDS < now:
+            del self._kept[next(iter(self._kept))]
         value = self._kept.pop(namespace)[0] if namespace in self._kept else self._make(namespace)
         self._kept[namespace] = value, now
-        while len(self._kept) > MOST_NAMESPACES or next(iter(self._kept.values()))[1] + IDLE_SECONDS < now:
+        if len(self._kept) > MOST_NAMESPACES:
             del self._kept[next(iter(self._kept))]
         return value
 
@@ -233,6 +235,10 @@ def _oldest_committed(ledger: Ledger) -> Ledger:
 # /validate, even if other webhooks run in between. If this replica has not charged the pod by then, another replica has
 # charged the pod, or another webhook has refused the pod.
 CHOICE_SECONDS = 2.0
+
+
+SKIPPED_SECONDS = 30.0
+"""The time for which a namespace's pods without a trace of /mutate are retried. A replica is replaced within it."""
 
 
 class ChargeWindow:
@@ -308,3 +314,17 @@ class RecentChoices:
             usage = usages.get(model, Usage())
             with_chosen[model] = msgspec.structs.replace(usage, used=usage.used + charge)
         return with_chosen
+
+
+class SkippedMutate:
+    """The namespaces in which /validate has lately seen a pod for which /mutate was not called. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lock = threading.Lock()
+        self._clock = clock
+        self._since = ByNamespace(lambda _namespace: clock(), clock)
+
+    def may_pass(self, namespace: str) -> bool:
+        """Record such a pod, and return True until `SKIPPED_SECONDS` after the namespace's first such pod."""
+        with self._lock:
+            return self._clock() - self._since[namespace] < SKIPPED_SECONDS

@@ -1,7 +1,8 @@
 """Decides the creation of a pod. /mutate chooses a GPU model and patches the pod. /validate charges the pod.
 
 /mutate writes to no ledger. /validate computes the charge again from the pod as it will be stored. Only /validate
-admits pods.
+admits pods. No pod is admitted or rejected because of its annotation `quota.vcuda.io/model`. It decides only whether a
+rejected pod, which lacks the patch of /mutate, gets status 429 or 403.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,10 +17,12 @@ from vcuda.ledger.ledger import NO_MODEL
 from vcuda.placement import card_types, patches, placement
 from vcuda.placement.serving import DEFAULT_SCHEDULER, HOSTNAME, reaches, serve
 from vcuda.quota.model import NOT_MUTATED, Charge
+from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.quota.values import listed
 from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.refusals import could_reach_gpus, find_refusals
 from vcuda.requests.resources import PLAIN_CARDS
+from webhook.ledger.ledgers import SKIPPED_SECONDS
 from webhook.review import verdicts
 from webhook.review.context import PolicySnapshot
 from webhook.review.models import Allowed, check_wish, pin
@@ -173,7 +176,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     if not review.request.asks:
         asked = verdicts.Asked(metadata, NO_MODEL, Charge(), grace)
         unrecorded = await verdicts.record_grace(create, review, asked)
-        return unrecorded or _claiming(review, pinned)
+        return unrecorded or _claiming(create, review, pinned)
     # The pod may lack the patch of /mutate. Another webhook may have undone the patch, or the API server may have
     # skipped /mutate (failurePolicy Ignore). So /validate computes everything again from the pod that will be stored.
     hints = review.hints(pinned.model)
@@ -181,19 +184,36 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     stray = [f"{NOT_MUTATED}: {'; '.join(undone)}"] if undone else []
     stray += other_scheduler(review, hints.scheduler)
     if stray and review.enforced:
-        return verdicts.refused(review, "not-pinned", "; ".join(stray))
+        return _not_mutated(create, review, "; ".join(stray), skipped=bool(undone))
     if pinned.model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     asked = verdicts.Asked(metadata, pinned.model, review.request.charge_on(pinned.model), grace)
     return await verdicts.charge(create, review, asked, stray=stray)
 
 
-def _claiming(review: PodReview, pin: placement.Pin) -> AdmissionResponse:
+def _not_mutated(create: verdicts.Creation, review: PodReview, message: str, *, skipped: bool) -> AdmissionResponse:
+    """Return the rejection of a pod that lacks changes of /mutate. ``skipped``: /mutate would still change the pod.
+
+    The API server skips /mutate while no replica answers. Clients repeat a request after a 429 with retryAfterSeconds,
+    but not after a 403. So a pod without any trace of /mutate gets 429 at first.
+    """
+    if not skipped or create.skipped is None or MODEL_ANNOTATION in review.pod.annotations:
+        return verdicts.refused(review, "not-pinned", message)
+    if create.skipped.may_pass(review.namespace):
+        wait = verdicts.RETRY_AFTER_SECONDS
+        return verdicts.put_off(review, "not-mutated", f"{message}; try again in {wait} s", wait, "")
+    likely = (
+        f"/mutate has patched no such pod for {SKIPPED_SECONDS:g} s, so its registration is probably missing or wrong"
+    )
+    return verdicts.refused(review, "not-pinned", f"{message}; {likely}")
+
+
+def _claiming(create: verdicts.Creation, review: PodReview, pin: placement.Pin) -> AdmissionResponse:
     """Return the answer to a pod that requests cards only by ResourceClaims. The claims are charged, not the pod."""
     # The webhook does not judge the templates that the pod names, because replicas keep no copy of the templates.
     undone = [] if pin.in_pools(review.quota) else [f"{NOT_MUTATED}: {_outside_pools(review)}"]
     if undone and review.enforced:
-        return verdicts.refused(review, "not-pinned", *undone)
+        return _not_mutated(create, review, *undone, skipped=True)
     return AdmissionResponse("claims", warnings=review.warnings(*undone))
 
 

@@ -16,7 +16,16 @@ from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.quota import grant_words
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, cards, exceeded
 from vcuda.quota.terms import MALFORMED, OVER_QUOTA, is_namespace_name
-from webhook.ledger.ledgers import ChargeRequest, Decision, Ledgers, PutOff, RecentChoices, RetryLater, ReviewDeadline
+from webhook.ledger.ledgers import (
+    ChargeRequest,
+    Decision,
+    Ledgers,
+    PutOff,
+    RecentChoices,
+    RetryLater,
+    ReviewDeadline,
+    SkippedMutate,
+)
 from webhook.review.context import PolicySnapshot
 
 ADMITTED_ALL_THE_SAME = "the object is admitted, because this quota only warns"
@@ -36,6 +45,8 @@ class Creation(msgspec.Struct, frozen=True, gc=False):
     ledgers: Ledgers
     choices: RecentChoices = msgspec.field(default_factory=RecentChoices)
     deadline: ReviewDeadline = msgspec.field(default_factory=ReviewDeadline)
+    skipped: SkippedMutate | None = None
+    """The namespaces whose pods are retried, because the API server skips /mutate; None to reject such pods at once."""
 
 
 class Review(msgspec.Struct, frozen=True, gc=False):
