@@ -74,12 +74,7 @@ main.add_command(node)
     type=click.IntRange(1),
     help="Seconds between two resyncs, which recount all ledgers; at least twice --storable-seconds.",
 )
-@cli.option(
-    "--max-terminating-seconds",
-    default=int(charge_ages.SettleTiming().max_terminating),
-    type=click.IntRange(0, 86400),
-    help="Most seconds for which a deleted pod stays charged if it was running. A shorter grace period has precedence.",
-)
+@cli.max_terminating_option
 @cli.option(
     "--allocation-timeout",
     default=int(stale_gc.GcOptions().timeout),

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from vcuda.errors import BadReview, Fault
+from vcuda.errors import MOST_OF_MESSAGE, BadReview, Fault, cut
 from vcuda.k8s_types import UNDECODABLE, Check, Decoder, K8sStruct, Operation, no_check
 
 API_VERSION = "admission.k8s.io/v1"
@@ -96,6 +96,13 @@ class AdmissionResponse(msgspec.Struct, frozen=True, gc=False):
     """The name of the vendor's scheme by which the pod requests GPUs, for metrics."""
     rule: str = ""
     """The rule that set the order in which GPU models were tried for the pod, for example ``most-free``."""
+
+    def bounded(self) -> "AdmissionResponse":
+        """Return the response with a message and warnings of at most `MOST_OF_MESSAGE` characters each."""
+        if all(len(text) <= MOST_OF_MESSAGE for text in (self.message, *self.warnings)):
+            return self
+        texts = cut(self.message, MOST_OF_MESSAGE), [cut(each, MOST_OF_MESSAGE) for each in self.warnings]
+        return msgspec.structs.replace(self, message=texts[0], warnings=texts[1])
 
 
 _REASONS: Mapping[HTTPStatus, str] = {

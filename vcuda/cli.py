@@ -12,7 +12,14 @@ from typing import Any, NoReturn
 import click
 
 from vcuda.errors import BadInput
-from vcuda.quota.terms import LEDGER_NAMESPACE, MODEL_LABEL, NODE_NAMESPACE, POOL_LABEL, STORABLE_SECONDS
+from vcuda.quota.terms import (
+    LEDGER_NAMESPACE,
+    MAX_TERMINATING_SECONDS,
+    MODEL_LABEL,
+    NODE_NAMESPACE,
+    POOL_LABEL,
+    STORABLE_SECONDS,
+)
 
 FAILED = 1
 """The exit status of a program that could not do its work."""
@@ -87,6 +94,13 @@ storable_option = option(
     default=STORABLE_SECONDS,
     type=click.IntRange(1, 3600),
     help="Seconds after which an admitted pod can no longer be stored. Must exceed the API server's --request-timeout.",
+)
+max_terminating_option = option(
+    "--max-terminating-seconds",
+    default=MAX_TERMINATING_SECONDS,
+    type=click.IntRange(0, 86400),
+    help="Most seconds for which a deleted pod stays charged if it was running. Pods with a longer grace period are "
+    "rejected. The webhook and the controller must have the same value.",
 )
 log_level_option = option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 status_address_option = address_option(

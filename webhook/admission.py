@@ -42,6 +42,9 @@ TOO_LARGE = (
     "Make the object smaller, for example move long texts to a ConfigMap"
 )
 
+MOST_OF_NAME = 253
+"""The maximum length of a name in a log line. The API server has not validated an object's name before /mutate."""
+
 NOT_READ = "this replica has not read the quota and the nodes yet"
 
 
@@ -136,7 +139,7 @@ class Service(msgspec.Struct, frozen=True):
         deadline.check()
         request = read_review(body)
         deadline.check()
-        response = await self._decide(path, request, deadline, ledgers)
+        response = (await self._decide(path, request, deadline, ledgers)).bounded()
         reply = write_review(request.uid, response, deadline.check)
         seconds = time.perf_counter() - started
         self.metrics.observe(path, response, seconds)
@@ -185,9 +188,9 @@ class Service(msgspec.Struct, frozen=True):
             "admission",
             path=path,
             uid=request.uid,
-            namespace=request.namespace,
-            pod=request.name or _generated_name(request),
-            model=response.model,
+            namespace=request.namespace[:MOST_OF_NAME],
+            pod=(request.name or _generated_name(request))[:MOST_OF_NAME],
+            model=response.model[:MOST_OF_NAME],
             scheme=response.scheme,
             outcome=response.outcome,
             allowed=response.allowed,

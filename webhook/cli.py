@@ -113,6 +113,7 @@ def main() -> None:
 @cli.ledger_namespace_option
 @cli.node_namespace_option
 @cli.storable_option
+@cli.max_terminating_option
 @_hint_options
 @cli.option(
     "--scheduler-users",
@@ -146,6 +147,7 @@ def serve(
     ledger_namespace: str,
     node_namespace: str,
     storable_seconds: int,
+    max_terminating_seconds: int,
     scheduler_name: str | None,
     scheme_schedulers: Mapping[str, str],
     gpu_runtime_classes: tuple[str, ...],
@@ -206,6 +208,7 @@ def serve(
         storable_seconds,
         gpu_runtime_classes,
         scheduler_users,
+        max_terminating_seconds,
     )
     _or_exit(cluster.check)
     try:

@@ -46,11 +46,16 @@ KINDS: Mapping[str, ReadKind] = {
 }
 """The kinds of workloads by the names that kubectl accepts (singular, plural, short), in lower case."""
 
-# Matches the GPU model and the missing quota in the text of a refusal, which `vcuda.quota.model.Shortage` writes.
-_SHORTAGE = re.compile(
-    r"(?P<memory>memory of )?(?P<model>[^ ;]+) in namespace [^ ]+, requested: [^;]*?"
-    r"(?:(?P<needed>[0-9.]+) more needed|(?P<never>can never fit))"
-)
+_NEEDED = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
+_OF_MEMORY = "memory of"
+
+
+class _MissingQuota(NamedTuple):
+    """The missing quota of one model. ``needed``: the cards or MiB; None if the request is larger than the limit."""
+
+    model: str
+    needed: float | None
+    of_memory: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,7 @@ def explain_why(
     rejected = tuple(each for each in read_refusals(api, namespace) if _is_of(each, family))
     now = (_stored_pod(stored, name, namespace),) if kind.kind == "Pod" else _asked(api, stored, namespace)
     reasons = [each.reason for each in now if each.decision not in (ADMITTED, NOT_ASKED)]
-    shortages = {found["model"]: found for reason in reasons for found in _SHORTAGE.finditer(reason)}
+    shortages = {found.model: found for reason in reasons for found in _shortages(reason)}
     use = usage() if shortages else None
     return Why(
         f"{kind.kind}/{name}", namespace, rejected, now, tuple(_missing(each, use) for each in shortages.values())
@@ -172,11 +177,26 @@ def _stored_pod(stored: Json, name: str, namespace: str) -> ExplainedObject:
     return ExplainedObject(f"Pod/{name}", namespace, ADMITTED, model, reason)
 
 
-def _missing(shortage: re.Match[str], use: NamespaceUse | None) -> Missing:
+def _shortages(reason: str) -> Iterator[_MissingQuota]:
+    """Yield what the text of a rejection, which `vcuda.quota.model.Shortage` writes, says about each model.
+
+    The text may contain a long text from the pod. So it is split, and not searched by a pattern.
+    """
+    for sentence in reason.split("; "):
+        subject, _, rest = sentence.partition(" in namespace ")
+        _, requested, figures = rest.partition(", requested: ")
+        before, _, model = subject.rpartition(" ")
+        needed = figures.partition(" more needed")[0].rpartition(" ")[2]
+        never = "can never fit" in figures
+        if requested and (never or (" more needed" in figures and _NEEDED.fullmatch(needed))):
+            yield _MissingQuota(model, None if never else float(needed), before.endswith(_OF_MEMORY))
+
+
+def _missing(shortage: _MissingQuota, use: NamespaceUse | None) -> Missing:
     models: Sequence[Any] = use.models if use else ()
-    held_by = next((each.pods for each in models if each.model == shortage["model"]), ())
-    needed = None if shortage["never"] else float(shortage["needed"])
-    return Missing(shortage["model"], needed, shortage["memory"] is not None, held_by if needed is not None else ())
+    held_by = next((each.pods for each in models if each.model == shortage.model), ())
+    needed = shortage.needed
+    return Missing(shortage.model, needed, shortage.of_memory, held_by if needed is not None else ())
 
 
 def why_lines(why: Why) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 
 from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, UNSEEN_SECONDS, Ledger
-from vcuda.quota.terms import STORABLE_SECONDS
+from vcuda.quota.terms import MAX_TERMINATING_SECONDS, STORABLE_SECONDS
 
 
 class SettleTiming(msgspec.Struct, frozen=True):
@@ -23,7 +23,7 @@ class SettleTiming(msgspec.Struct, frozen=True):
 
     pending_ttl: float = STORABLE_SECONDS
     full_resync: float = 600.0
-    max_terminating: float = 600.0
+    max_terminating: float = MAX_TERMINATING_SECONDS
 
     @property
     def uncertain(self) -> float:

@@ -11,8 +11,8 @@ from tests.e2e.installation import Installation, await_enforced, tenant_of
 from tests.e2e.ledgers import await_committed, await_published
 from tests.integration.reviews import card_pod, with_spec
 from tests.processes import ControllerProcess
+from vcuda.quota.terms import MAX_TERMINATING_SECONDS as LONGEST
 
-YEAR = 365 * 24 * 3600
 UNGATED = {"spec": {"schedulingGates": None}}
 
 
@@ -66,7 +66,7 @@ def test_a_pods_own_deadline_or_grace_period_releases_no_quota_while_it_runs(
 ) -> None:
     """Only the kubelet reports the end of a pod. Until then the pod stays charged."""
     namespace = led_team({"quota": {"M40": 1}})
-    cluster.bind(with_spec(card_pod("train", namespace), terminationGracePeriodSeconds=YEAR), m40)
+    cluster.bind(with_spec(card_pod("train", namespace), terminationGracePeriodSeconds=LONGEST), m40)
     with tenant_of(cluster, namespace) as tenant:
         path = f"/api/v1/namespaces/{namespace}/pods/train"
         failed = {"status": {"phase": "Failed"}}
@@ -75,9 +75,12 @@ def test_a_pods_own_deadline_or_grace_period_releases_no_quota_while_it_runs(
         # The API server ignores the status in a patch of the pod. Only a patch of the subresource can change it.
         patch(tenant, namespace, "train", failed)
         assert patch(tenant, namespace, "train", {"spec": {"activeDeadlineSeconds": 1}}) == HTTPStatus.OK
-        tenant.rest.send("DELETE", path, {"gracePeriodSeconds": YEAR}).ok()
+        tenant.rest.send("DELETE", path, {"gracePeriodSeconds": LONGEST}).ok()
         going = cluster.pod(namespace)
-        assert (going["metadata"]["deletionGracePeriodSeconds"], going["status"]["phase"]) == (YEAR, "Pending")
+        assert (going["metadata"]["deletionGracePeriodSeconds"], going["status"]["phase"]) == (
+            LONGEST,
+            "Pending",
+        )
         await_committed(installation, namespace, M40=100)
         assert tenant.try_create(card_pod("next", namespace)).is_over_quota
     cluster.delete_pod(namespace, "train")

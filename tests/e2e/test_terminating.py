@@ -14,23 +14,23 @@ from tests.integration.reviews import card_pod, with_spec
 from tests.processes import eventually
 from vcuda.ledger.ledger import Terminating
 from vcuda.quota.model import Charge
+from vcuda.quota.terms import MAX_TERMINATING_SECONDS
 
-YEAR = 365 * 24 * 3600
 FOUR = Charge(400, 0, 400)
 
 
 def test_a_pod_deleted_by_force_stays_charged_for_its_grace_period_under_every_leader(
     cluster: Cluster, installation: Installation, m40: str
 ) -> None:
-    """The pod's grace period is a year. The leader's flag --max-terminating-seconds limits the time of its charge."""
+    """The leader's flag --max-terminating-seconds also limits the charge of a pod with a longer grace period."""
     with installation.team({"quota": {"M40": 4}}) as team, tenant_of(cluster, team) as tenant:
-        long = with_spec(card_pod("long", team, cards=4), terminationGracePeriodSeconds=YEAR)
-        with controlling(installation, "--max-terminating-seconds", "600") as leader:
+        long = with_spec(card_pod("long", team, cards=4), terminationGracePeriodSeconds=MAX_TERMINATING_SECONDS)
+        with controlling(installation, "--max-terminating-seconds", "500") as leader:
             cluster.bind(long, m40)
             await_committed(installation, team, M40=400)
             tenant.delete_by_force(team, "long")
             ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
-            assert [*ledger.terminating.values()] == [Terminating("M40", FOUR, 600)]
+            assert [*ledger.terminating.values()] == [Terminating("M40", FOUR, 500)]
             answer = tenant.try_create(card_pod("next", team))
             assert answer.status == HTTPStatus.FORBIDDEN
             assert "used: 4 (0 pending, 4 terminating), limited: 4, 1 more needed" in answer.message

@@ -18,6 +18,7 @@ from tests.builders import MODEL
 from tests.guarded import GUARDED_ANNOTATIONS
 from tests.rendered import BASE, Json, rendered
 from vcuda.discovery.sources import DISCOVERED
+from vcuda.quota.terms import MAX_TERMINATING_SECONDS as LONGEST
 from vcuda.requests.refusals import COMPUTE_POLICY, KAI
 from vcuda.requests.runtime_devices import DEVICE_ANNOTATIONS
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, SCHEMES
@@ -307,6 +308,32 @@ def test_only_an_account_that_deletes_pods_everywhere_evicts_by_force(eviction: 
     found = {"metadata": {"name": "train"}, **eviction}
     assert admits("forced-deletions.quota.vcuda.io", found, None, namespace="team-a") == anybody
     assert admits("forced-deletions.quota.vcuda.io", found, None, ["delete pods"], namespace="team-a")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "own", "anybody"),
+    [
+        (LONGEST, 9, True),
+        (LONGEST + 1, 9, False),
+        (9_000, None, False),
+        (900, 900, True),
+    ],
+)
+def test_only_an_account_that_deletes_pods_everywhere_lengthens_a_grace_period_beyond_the_charge(
+    seconds: int, own: int | None, *, anybody: bool
+) -> None:
+    options = {"gracePeriodSeconds": seconds}
+    old = running({} if own is None else {"terminationGracePeriodSeconds": own}, RUNNING)
+    eviction = {"metadata": {"name": "train"}, "deleteOptions": options}
+
+    def delete(*rights: str) -> bool:
+        return admits("forced-deletions.quota.vcuda.io", None, old, rights, namespace="team-a", options=options)
+
+    def evict(*rights: str) -> bool:
+        return admits("forced-deletions.quota.vcuda.io", eviction, None, rights, namespace="team-a")
+
+    assert (delete(), delete("delete pods")) == (anybody, True)
+    assert (evict(), evict("delete pods")) == (seconds <= LONGEST, True)
 
 
 # The policies that restrict the accounts of vcuda quota: Secrets, ConfigMaps, ledgers and patches

@@ -12,11 +12,22 @@ import pytest
 import structlog
 from structlog.testing import CapturingLogger
 
-from tests.builders import LABELS, container, held_to, pod, pod_of_cores, policy_for, review, vcuda_pod
+from tests.builders import LABELS, Manifest, container, held_to, pod, pod_of_cores, policy_for, review, vcuda_pod
 from vcuda.admission_review import API_VERSION, KIND, GroupVersionKind, UserInfo
-from vcuda.errors import MOST_FAULTS, BadReview, LedgerLost, Unavailable, UnreadableLedger, VcudaError
+from vcuda.errors import (
+    MOST_FAULTS,
+    MOST_OF_FAULT,
+    MOST_OF_MESSAGE,
+    BadReview,
+    LedgerLost,
+    Unavailable,
+    UnreadableLedger,
+    VcudaError,
+)
 from vcuda.placement.nodes import Nodes
+from vcuda.placement.patches import Hints
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Quota, Usage
+from vcuda.quota.terms import MODELS_ANNOTATION
 from webhook.admission import Gate, NotReady, Service
 from webhook.ledger.ledgers import ChargeRequest, Decision, MemoryLedgers, ReviewDeadline
 from webhook.ledger.namespace_ledger import TOO_MANY, UNSURE
@@ -274,3 +285,53 @@ def test_a_replica_that_stops_answers_until_it_is_closed_and_not_after(path: str
 def test_a_body_that_is_no_review_is_a_client_error(path: str, raw: bytes) -> None:
     with pytest.raises(BadReview):
         answer(service(policy_for(QUOTA)), path, raw)
+
+
+# Texts of a pod in messages and log lines
+
+LONG = "x" * 60_000
+CORE_LIMIT, POLICY = "nvidia.com/vcuda-core-limit", "nvidia.com/vgpu-compute-policy"
+HOSTILE: dict[str, Manifest] = {
+    "a core limit": pod_of_cores(20, affinity=HELD, annotations={CORE_LIMIT: LONG}),
+    "a compute policy": pod_of_cores(20, affinity=HELD, annotations={POLICY: LONG}),
+    "a key of an annotation": pod_of_cores(20, affinity=HELD, annotations={f"{LONG}/vgpu-compute-policy": "none"}),
+    "a key that gives devices": pod(container(), annotations={f"devices.nri.io/{LONG}": ""}),
+    "a wanted model": pod_of_cores(100, annotations={MODELS_ANNOTATION: LONG}),
+    "a wanted card type": vcuda_pod({"nvidia.com/gpu": 1}, annotations={"nvidia.com/use-gputype": LONG[:8_000]}),
+    "a runtime class": pod(container(), runtimeClassName=f"nvidia-{LONG}"),
+    "a variable": pod(
+        container(
+            {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 5},
+            env=[{"name": f"CUDA_DEVICE_MEMORY_LIMIT_{LONG}", "value": "1"}],
+        ),
+        affinity=HELD,
+    ),
+    "a resource": pod(container({f"nvidia.com/{LONG[:300]}": 1})),
+    "many resources": pod(container({f"nvidia.com/{LONG[:240]}{number}": 1 for number in range(200)})),
+    "a quantity": pod(container({"nvidia.com/gpu": LONG})),
+    "a quantity of digits": pod(container({"nvidia.com/gpu": "1" * 60_000})),
+    "a scheduler": pod_of_cores(100, affinity=HELD, schedulerName=LONG),
+    "models of the affinity": pod_of_cores(100, affinity=held_to(LONG)),
+    "records": pod_of_cores(100, affinity=HELD, annotations={f"tencent.com/predicate-gpu-idx-{LONG}": "0"}),
+    "a name": {**pod_of_cores(150), "metadata": {"name": LONG, "uid": "u-1"}},
+    "a node": pod_of_cores(100, affinity=HELD, nodeName=LONG),
+}
+
+
+@pytest.mark.parametrize("path", BOTH)
+@pytest.mark.parametrize("mode", [Mode.ENFORCE, Mode.WARN])
+@pytest.mark.parametrize("manifest", HOSTILE.values(), ids=HOSTILE)
+def test_a_long_text_of_a_pod_is_cut_in_every_message_and_log_line(manifest: Manifest, mode: Mode, path: str) -> None:
+    log = CapturingLogger()
+    policy = policy_for(msgspec.structs.replace(QUOTA, mode=mode))
+    hints = Hints(scheduler="gpu-scheduler")
+    asked = body(manifest, name=manifest["metadata"].get("name", ""))
+    sent = answer(service(msgspec.structs.replace(policy, hints=hints), log=log), path, asked)
+    response = json.loads(sent)["response"]
+    [call] = log.calls
+    status = response.get("status", {})
+    causes = status.get("details", {}).get("causes", ())
+    assert all(len(each["field"] + each["message"]) <= 2 * MOST_OF_FAULT + 99 for each in causes)
+    told = [status.get("message", ""), *response.get("warnings", ()), *map(str, call.kwargs.values())]
+    assert all(len(text) <= MOST_OF_MESSAGE + 40 for text in told)
+    assert all("x" * (MOST_OF_FAULT + 1) not in text for text in told)

@@ -115,6 +115,14 @@ def test_the_missing_amount_is_read_from_every_sentence_of_a_rejection(
     assert found.missing[1].sentence() == sentence
 
 
+def test_a_rejection_with_a_long_text_of_the_pod_is_read_in_linear_time(cluster: Cluster) -> None:
+    """A search that begins again at each of these phrases would take minutes here."""
+    deployment(cluster)
+    cluster.refusal = ApiError(403, "M40 in namespace team-a, requested: " * 20_000 + "1" * 200_000)
+    found = explain_why(cast("Kubectl", cluster), KINDS["deployment"], "train", "team-a", lambda: None)
+    assert found.missing == ()
+
+
 def test_a_workload_that_would_be_admitted_now_waits_for_nothing(cluster: Cluster) -> None:
     deployment(cluster)
     status, found = why("deployments/train")

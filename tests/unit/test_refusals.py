@@ -16,6 +16,7 @@ from vcuda.admission_review import AdmissionResponse
 from vcuda.errors import MOST_FAULTS
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Allowance, Limit, Mode, NamespaceQuota, Quota
+from vcuda.quota.terms import MAX_TERMINATING_SECONDS
 from vcuda.requests.config import parse_config
 from vcuda.requests.refusals import could_reach_gpus
 from vcuda.requests.runtime_devices import DEVICE_ANNOTATIONS, RuntimeClasses
@@ -139,6 +140,24 @@ def test_access_beyond_the_charge_is_rejected_unless_allowed(
     assert validated_on_m40(manifest, allowance).outcome in ("ignored", "charged")
 
 
+@cases(
+    "seconds, mode, outcome",
+    the_longest=(MAX_TERMINATING_SECONDS, Mode.ENFORCE, "charged"),
+    too_long=(MAX_TERMINATING_SECONDS + 1, Mode.ENFORCE, "malformed"),
+    too_long_under_mode_warn=(MAX_TERMINATING_SECONDS + 1, Mode.WARN, "charged"),
+)
+def test_a_grace_period_beyond_the_longest_charge_is_rejected_with_the_figure(
+    seconds: int, mode: Mode, outcome: str
+) -> None:
+    manifest = vcuda_pod(CARD, affinity=held_to("M40"), terminationGracePeriodSeconds=seconds)
+    answer = Webhook(policy_for(NamespaceQuota(LIMITS, mode=mode))).validate(manifest)
+    assert answer.outcome == outcome
+    told = "spec.terminationGracePeriodSeconds: must be at most 600 (--max-terminating-seconds)"
+    assert (told in f"{answer.message}{answer.warnings}") is (seconds > MAX_TERMINATING_SECONDS)
+    plain = pod(container({"rdma/hca": 1}), terminationGracePeriodSeconds=seconds)
+    assert Webhook(policy_for(NamespaceQuota(LIMITS))).validate(plain).outcome == "ignored"
+
+
 @pytest.mark.parametrize(
     ("resource", "name"), [("nvidia.com/gpu.shared", "nvidia.com/gpu.shared"), (f"{CLASS}a.b", "deviceclass/a.b")]
 )
@@ -201,15 +220,15 @@ def test_pods_of_unlimited_namespaces_are_not_checked(manifest: Manifest) -> Non
     assert could_reach_gpus(view(manifest))
 
 
-def test_configured_vendors_and_runtime_classes_are_checked_too() -> None:
+def test_configured_runtime_classes_are_checked_too() -> None:
     quota = "team-a: {quota: {M40: 8}}"
-    read = parse_config({"gpu_quota": quota, "gpu_domains": "[acme.com]"})
+    read = parse_config({"gpu_quota": quota})
     classes = RuntimeClasses(("fast",))
     policy = PolicySnapshot(read.quota, Nodes(), resources=read.resources, runtime_classes=classes)
-    answer = Webhook(policy).validate(pod(container({"acme.com/x": 1}), runtimeClassName="fast"))
+    answer = Webhook(policy).validate(pod(container({"acme.com/gpu-x": 1}), runtimeClassName="fast"))
     assert [fault.path for fault in answer.faults] == [
         "spec.runtimeClassName",
-        f"{FIRST}.resources.limits[acme.com/x]",
+        f"{FIRST}.resources.limits[acme.com/gpu-x]",
     ]
     assert Webhook(policy).validate(pod(container(), runtimeClassName="nvidia")).outcome == "ignored"
 

@@ -45,6 +45,9 @@ PROOF = {
     "`nvidia.com/hostdev`": ("test_a_unit_without_a_value_is_no_request", "test_compute_domains_are_no_gpus"),
     "any other resource of a GPU vendor": ("test_an_unknown_gpu_resource_is_rejected_with_the_line_to_add",),
     "`spec.resourceClaims`, before": ("test_a_resource_claim_is_rejected_with_any_permission",),
+    "a GPU, with a `terminationGracePeriodSeconds`": (
+        "test_a_grace_period_beyond_the_longest_charge_is_rejected_with_the_figure",
+    ),
     "a GPU in a way that is not counted": (
         "test_access_beyond_the_charge_is_rejected_unless_allowed",
         "test_a_pod_cannot_remove_the_limit_of_the_share_of_its_claim",

@@ -201,7 +201,7 @@ def test_a_pod_that_is_not_restricted_to_the_pools_is_rejected(affinity: Manifes
     ("fields", "quota", "waits"),
     [
         pytest.param({"affinity": None}, QUOTA, True, id="without a trace"),
-        pytest.param({"affinity": None, "annotations": {MODEL_ANNOTATION: "M40"}}, QUOTA, False, id="with the annotation"),
+        pytest.param({"affinity": None, "annotations": {MODEL_ANNOTATION: "M40"}}, QUOTA, False, id="annotated"),
         pytest.param({"affinity": held_to("M40"), "nodeName": "gpu-1"}, QUOTA, True, id="pinned by its owner"),
         pytest.param({"affinity": held_to("M40")}, POOLED, True, id="outside the pools"),
         pytest.param({"affinity": held_to("M40"), "schedulerName": "volcano"}, QUOTA, False, id="another scheduler"),

@@ -29,6 +29,7 @@ from webhook.ledger.ledgers import (
     Ledgers,
     MemoryLedgers,
     ReviewDeadline,
+    SkippedMutate,
 )
 from webhook.review.pod_review import validate
 from webhook.review.verdicts import Creation
@@ -52,6 +53,8 @@ def charge(
     ledgers: Ledgers | None = None,
     hints: Hints = NO_HINTS,
     nodes: Nodes = NODES,
+    *,
+    skipped: SkippedMutate | None = None,
     **fields: Any,
 ) -> AdmissionResponse:
     """Return the answer of the webhook's path /validate for a pod. By default, its affinity requires the model M40."""
@@ -60,7 +63,7 @@ def charge(
     policy = msgspec.structs.replace(policy, hints=hints, storable_seconds=STORABLE_SECONDS)
     deadline = ReviewDeadline.after(1)
     ours = ledgers or MemoryLedgers()
-    return asyncio.run(validate(Creation(review(manifest), policy, ours, deadline=deadline)))
+    return asyncio.run(validate(Creation(review(manifest), policy, ours, deadline=deadline, skipped=skipped)))
 
 
 class Answering(MemoryLedgers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,10 +39,12 @@ from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.requests.config import parse_config
 from vcuda.requests.resources import CardModels, ProductRow
 from webhook.ledger.ledgers import (
+    SKIPPED_SECONDS,
     MemoryLedgers,
     PutOff,
     RecentChoices,
     ReviewDeadline,
+    SkippedMutate,
 )
 from webhook.review.pod_review import mutate
 from webhook.review.verdicts import DELETED_RELEASED, Creation
@@ -235,6 +238,14 @@ def _refused() -> list[Told]:
             " by node affinity.",
         ),
         Told(
+            charge(CARD, SMALL, affinity=None, skipped=SkippedMutate()).message,
+            "Clients retry by themselves. If the message stays, check that a replica of the webhook is ready.",
+        ),
+        Told(
+            charge(CARD, SMALL, affinity=None, skipped=_long_skipped()).message,
+            "Check that `/mutate` is registered, and that a replica of the webhook answers it.",
+        ),
+        Told(
             charge(CARD, TEAM).message,
             "Do as for a pod that is not pinned to a model. This pod is not restricted to the pool of its namespace.",
         ),
@@ -274,6 +285,12 @@ def _refused() -> list[Told]:
     ]
 
 
+def _long_skipped() -> SkippedMutate:
+    skipped = SkippedMutate(itertools.count(0, 2 * SKIPPED_SECONDS).__next__)
+    skipped.may_pass("team-a")
+    return skipped
+
+
 def _malformed() -> list[Told]:
     share = {"tencent.com/vcuda-core": 30, "tencent.com/vcuda-memory": 8}
     whole = {"tencent.com/vcuda-core": 200}
@@ -293,6 +310,7 @@ def _malformed() -> list[Told]:
         (share, {"annotations": {limit: "20"}}),
         *((share, {"annotations": {MODELS_ANNOTATION: text}}) for text in ("P10O", "T4", "M40,,P100", "M40," * 600)),
         (whole, {"annotations": {limit: "50"}}),
+        (CARD, {"terminationGracePeriodSeconds": 3600}),
     ]
     told = [Told(_answer(limits, TEAM, **fields).message) for limits, fields in faulty]
     return told + [Told(_beside(manifest)) for manifest in _BESIDE]
@@ -325,6 +343,7 @@ _BESIDE = [
     pod(container(_HAMI_SHARE, volumeMounts=[{"name": "own", "mountPath": "/etc/ld.so.preload"}])),
     pod(container(_SHARE), annotations={"nvidia.com/vgpu-compute-policy": "none"}),
     pod(container({}), annotations={"gpu-fraction": "0.5"}),
+    pod(container({}), annotations={"nvidia.cdi.k8s.io/container.main": "nvidia.com/gpu=all"}),
     pod(container({"nvidia.com/vgpu": 1, "nvidia.com/gpumem": 100})),
     pod(container({"nvidia.com/gpu": 1}), container({"nvidia.com/vgpu-number": 1})),
 ]

@@ -22,7 +22,7 @@ from vcuda.quota.document import MAX_NAMESPACES
 from vcuda.quota.grant_entries import MAX_GRANTS, MAX_RECURRING
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
-from vcuda.requests.config import DOMAINS, MODELS, QUOTA, SCHEME_SETTINGS, TIME_ZONE, UNITS, parse_config
+from vcuda.requests.config import MODELS, QUOTA, SCHEME_SETTINGS, TIME_ZONE, UNITS, parse_config
 from vcuda.requests.resources import PLAIN_CARDS
 from vcuda.requests.schemes import HAMI
 from webhook.ledger.ledgers import Ledgers, MemoryLedgers
@@ -119,8 +119,6 @@ _FURTHER = (
     (MODELS, json.dumps({"A100": [f"A100-{number}" for number in range(33)]})),
     (MODELS, json.dumps({f"m{number}": [] for number in range(257)})),
     (MODELS, "[A100]"),
-    (DOMAINS, "[acme.com/gpu]"),
-    (DOMAINS, "acme.com"),
     (TIME_ZONE, "Mars"),
 )
 """Pairs of a key of the quota ConfigMap, other than the key of the quota document, and an invalid value."""

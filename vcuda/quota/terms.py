@@ -25,6 +25,9 @@ STORABLE_SECONDS = 75
 """This many seconds after its admission, a pod can no longer be stored. The API server ends a request after a minute,
 and etcd may need a few more seconds."""
 
+MAX_TERMINATING_SECONDS = 600
+"""The longest time for which a pod stays charged after a forced deletion, and so the longest grace period of a pod."""
+
 MODELS_ANNOTATION = "quota.vcuda.io/models"
 """The annotation in which a pod lists the models that it may use. Only the webhook's path /mutate reads it. A pod is
 charged for the model to which its nodeSelector and node affinity limit it."""

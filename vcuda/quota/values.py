@@ -11,6 +11,7 @@ import pydantic
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, ValidationError
 
 from vcuda import k8s_types
+from vcuda.errors import cut
 from vcuda.quota.yaml import KeyPath
 
 MAX_CARDS = 100_000
@@ -32,7 +33,7 @@ class WrongValueError(ValueError):
 def listed(names: Collection[str], most: int) -> str:
     """Return a text with the first ``most`` names and the number of the remaining names; ``none`` for no names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join([*names][:most])}{more}" or "none"
+    return f"{', '.join(map(cut, [*names][:most]))}{more}" or "none"
 
 
 def read_label_value(name: object) -> str:

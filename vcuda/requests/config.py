@@ -1,7 +1,6 @@
 """Reads the quota ConfigMap with all its keys: the quota, and the resources by which pods request GPUs."""
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, TypeVar
 from zoneinfo import ZoneInfo
@@ -15,21 +14,18 @@ from vcuda.errors import Fault, QuotaFault
 from vcuda.quota import document, grant_entries, times, values
 from vcuda.quota.card_memory import with_card_memory
 from vcuda.quota.model import SYSTEM_NAMESPACES, Charge, Quota
-from vcuda.quota.yaml import Plain
 from vcuda.requests import card_models, scheme_settings
 from vcuda.requests.resources import BUILT_IN, CLASS, CLASS_RESOURCE, NO_ROWS, NOT_FIXED, GpuResources, is_resource
 from vcuda.requests.schemes import SCHEMES
 
-QUOTA, UNITS, DOMAINS, SCHEME_SETTINGS, MODELS = "gpu_quota", "gpu_units", "gpu_domains", "gpu_schemes", "gpu_models"
+QUOTA, UNITS, SCHEME_SETTINGS, MODELS = "gpu_quota", "gpu_units", "gpu_schemes", "gpu_models"
 """Keys of the quota ConfigMap. The operator can choose another name for the key ``gpu_quota``."""
 TIME_ZONE = "gpu_time_zone"
-KEYS = (UNITS, DOMAINS, SCHEME_SETTINGS, MODELS, TIME_ZONE)
+KEYS = (UNITS, SCHEME_SETTINGS, MODELS, TIME_ZONE)
 PREFIX = "gpu_"
 """The prefix of this project's keys in the quota ConfigMap. Keys with another prefix are ignored."""
 
 T = TypeVar("T")
-
-_PREFIX = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,61}\*", re.ASCII)
 
 
 class QuotaConfig(msgspec.Struct, frozen=True):
@@ -67,12 +63,11 @@ def parse_config(
     quota = read(key, lambda text: document.parse_quota(text, system, zone), Quota())
     schemes = read(SCHEME_SETTINGS, scheme_settings.parse_schemes, SCHEMES)
     units = read(UNITS, lambda text: parse_units(text, GpuResources(schemes)), BUILT_IN.own_units)
-    domains = read(DOMAINS, parse_domains, BUILT_IN.own_vendors)
     models = read(MODELS, lambda text: card_models.parse_models(text, quota.models), NO_ROWS)
     quota = read(key, lambda _: with_card_memory(quota, models.memory_of) if not faults else quota, quota)
     if faults:
         raise QuotaFault(tuple(faults))
-    resources = GpuResources(schemes, own_units=units, own_vendors=domains, version=version, models=models)
+    resources = GpuResources(schemes, own_units=units, version=version, models=models)
     return QuotaConfig(msgspec.structs.replace(quota, version=version), resources)
 
 
@@ -149,31 +144,3 @@ def parse_units(text: str, taken: GpuResources) -> Mapping[str, Charge]:
 
     entries = document.check_text(text, lambda tree: _UNITS.validate_python(tree, context=taken), sentence)
     return {name: entry.worth for name, entry in entries.items()}
-
-
-def _read_domain(value: object) -> str:
-    domain, slash, prefix = value.partition("/") if isinstance(value, str) else ("", "", "")
-    if not (k8s_types.can_be_name(domain) and (_PREFIX.fullmatch(prefix) or not slash)):
-        raise values.WrongValueError(
-            "must be the domain of resource names, or a domain with a pattern, for example acme.com or acme.com/gpu-*; "
-            f"got {values.shown(value)}"
-        )
-    return f"{domain}{slash}{prefix}"
-
-
-_DOMAINS = pydantic.TypeAdapter(
-    tuple[Annotated[str, pydantic.PlainValidator(_read_domain)], ...], config=pydantic.ConfigDict(strict=True)
-)
-
-
-def parse_domains(text: str) -> tuple[str, ...]:
-    """Parse key ``gpu_domains`` of the quota ConfigMap, and return its domains. Raises QuotaFault."""
-
-    def read(tree: Plain) -> tuple[str, ...]:
-        # `check_text` passes an empty mapping for an empty text. Strict pydantic does not accept a list as a tuple.
-        return _DOMAINS.validate_python(tuple(tree) if isinstance(tree, list) else () if tree == {} else tree)
-
-    def sentence(details: ErrorDetails) -> str:
-        return values.sentence(details, values.StrictModel, "must be a list of domains, for example [acme.com]")
-
-    return document.check_text(text, read, sentence)

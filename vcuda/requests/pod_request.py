@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from vcuda.errors import Fault
+from vcuda.errors import Fault, cut
 from vcuda.k8s_types import Check, Container, Pod, Quantity, no_check, parse_whole
 from vcuda.quota.model import CORES_PER_CARD, Charge, total
 from vcuda.requests.resources import BUILT_IN, NOTHING, PLAIN_CARDS, CardWorth, GpuResources
@@ -234,7 +234,7 @@ def _amounts(base: str, resources: Mapping[str, Quantity], known: GpuResources) 
         try:
             amount = parse_whole(quantity)
         except ValueError as error:
-            faults.append(_fault(base, name, f"must be a whole number of at least 0: {error}"))
+            faults.append(_fault(base, name, f"must be a whole number of at least 0: {cut(str(error))}"))
             amounts[name] = 0
         else:
             if amount:
@@ -314,9 +314,9 @@ def _core_limit_faults(pod: Pod, requests: list[ContainerCharge]) -> Iterator[Fa
             continue
         lowest = max(request.cores_per_card for request in requests if request.scheme is scheme)
         if not (_PERCENT.fullmatch(text) and lowest <= int(text) <= CORES_PER_CARD):
-            message = f"must be a whole number from {lowest} (the requested cores) to 100; got {text!r}"
+            message = f"must be a whole number from {lowest} (the requested cores) to 100; got {cut(text)!r}"
             if lowest > CORES_PER_CARD:
-                message = f"must not be set, because whole cards cannot have a lower limit; got {text!r}"
+                message = f"must not be set, because whole cards cannot have a lower limit; got {cut(text)!r}"
             yield Fault(f"metadata.annotations[{scheme.core_limit}]", message)
 
 

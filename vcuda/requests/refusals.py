@@ -7,7 +7,7 @@ ConfigMap by ``envFrom``, and the content of a host path.
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from vcuda.errors import Fault
+from vcuda.errors import Fault, cut
 from vcuda.k8s_types import Container, EnvVar, Pod
 from vcuda.quota.model import Allowance
 from vcuda.requests import runtime_devices
@@ -70,7 +70,9 @@ def could_reach_gpus(pod: Pod) -> bool:
     spec = pod.spec
     if spec.runtime_class_name or spec.resource_claims:
         return True
-    if any(key.lower() in KAI or runtime_devices.is_device_annotation(key) for key in pod.annotations):
+    if any(
+        key.lower() in KAI or key.partition("/")[0] in runtime_devices.DEVICE_ANNOTATIONS for key in pod.annotations
+    ):
         return True
     for containers in (spec.containers, spec.init_containers):
         for container in containers or ():
@@ -103,7 +105,7 @@ def find_refusals(
         yield Refusal("spec.resourceClaims", message)
     name = spec.runtime_class_name
     if name and not request.asks and runtime_classes.gives_gpus(name):
-        message = f"runtime class {name} gives GPUs to a pod that requests none. Request a GPU resource"
+        message = f"runtime class {cut(name)} gives GPUs to a pod that requests none. Request a GPU resource"
         yield Refusal("spec.runtimeClassName", message, Allowance.RUNTIME_CLASS)
     if len({scheme.scheduler for scheme in request.schemes if scheme.scheduler}) > 1:
         names = " and ".join(scheme.name for scheme in request.schemes)
@@ -126,7 +128,7 @@ def _annotations(keys: Iterable[str]) -> Iterator[Refusal]:
         if allowance := KAI.get(key.lower()):
             message = "must not be set, because shares requested by annotation are not charged. Request a GPU resource"
             yield Refusal(f"metadata.annotations[{key}]", message, allowance)
-        elif runtime_devices.is_device_annotation(key):
+        elif key.partition("/")[0] in runtime_devices.DEVICE_ANNOTATIONS:
             message = "must not be set, because a container runtime reads it and gives unrequested devices"
             yield Refusal(f"metadata.annotations[{key}]", message, Allowance.VISIBLE_DEVICES)
 
@@ -147,7 +149,7 @@ def find_unlimited(annotations: Mapping[str, str]) -> Iterator[Refusal]:
     """
     for key, value in annotations.items():
         if key.endswith(COMPUTE_POLICY) and value.strip().casefold() not in COMPUTE_POLICIES:
-            message = f"must be fixed or balance, because {value!r} turns off the core limit of a share of a card"
+            message = f"must be fixed or balance, because {cut(value)!r} turns off the core limit of a share of a card"
             yield Refusal(f"metadata.annotations[{key}]", message, Allowance.COMPUTE_POLICY)
 
 
@@ -189,9 +191,9 @@ def _variables(
             yield Refusal(field, message, Allowance.VISIBLE_DEVICES)
         elif limit := _lifted(variable, container, judge, takes_gpus=takes_gpus):
             effect = EFFECTS[limit.allowance]
-            message = f"{variable.name} must not be set, because {effect}"
+            message = f"{cut(variable.name)} must not be set, because {effect}"
             if limit.harmless:
-                message = f"{variable.name} must be {limit.harmless}, or must not be set, because {effect}"
+                message = f"{cut(variable.name)} must be {limit.harmless}, or must not be set, because {effect}"
             yield Refusal(field, message, limit.allowance)
 
 

@@ -4,7 +4,6 @@ Schemes and some units are built in. The operator adds or changes resources by t
 
     gpu_units:   {nvidia.com/gpu.shared: {cards: 0.25}, deviceclass/rdma.example.com: {}}   # {}: not a GPU
     gpu_schemes: {hami: {resources: {count: nvidia.com/vgpu}}}                              # see `scheme_settings`
-    gpu_domains: [acme.com, example.com/gpu-*]                                              # more GPU vendors
     gpu_models:  {A100: [NVIDIA-A100-*GB]}                                                  # see `card_models`
 """
 
@@ -69,29 +68,19 @@ NOT_FIXED: Mapping[str, str] = dict.fromkeys(
 VENDORS = (
     *dict.fromkeys(scheme.vendor_domain for scheme in SCHEMES),
     "amd.com",
-    "gpu.intel.com",
     "habana.ai",
-    "tke.cloud.tencent.com/qgpu-*",
-    "volcano.sh/vgpu-*",
     "huawei.com/Ascend*",
-    "huawei.com/npu*",
-    "aliyun.com/gpu-*",
     "alibabacloud.com/ppu*",
     "aws.amazon.com/neuron*",
-    "k8s.amazonaws.com/vgpu*",
-    "baidu.com/cgpu*",
-    "baidu.com/gpu*",
     "birentech.com",
     "cambricon.com",
     "elasticgpu.io",
     "enflame.com",
     "furiosa.ai",
-    "google.com/tpu*",
     "graphcore.ai",
     "hygon.com",
     "iluvatar.ai",
     "iluvatar.com",
-    "koordinator.sh/gpu*",
     "kunlunxin.com",
     "metax-tech.com",
     "microsoft.com/directx*",
@@ -100,10 +89,12 @@ VENDORS = (
     "rebellions.ai",
     "tenstorrent.com",
     "vastaitech.com",
-    "vke.volcengine.com/mgpu-*",
 )
-"""The domains of accelerator vendors. If a domain also has other resources, a slash and the beginning of the
-accelerators' resource names follow."""
+"""The domains of accelerator vendors whose resource names do not say what they are. If a domain also has other
+resources, a slash and the beginning of the accelerators' resource names follow."""
+
+# Names such as volcano.sh/gpu-memory, baidu.com/cgpu_core, cloud-tpus.google.com/v3 and doslab.io/vcuda-core.
+_TELLING_WORD = r"(?=[^/]*/)(?:.*[^a-z0-9])?(?:[a-z]?gpu|npu|tpu|vcuda)s?[0-9]*(?![a-z0-9])"
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
 # `_MIG` matches the resources of MIG strategy "mixed". A suffix for media engines may follow, as in mig-1g.10gb.me.
@@ -225,14 +216,16 @@ def _pattern_of(domain: str) -> str:
     return rf"(?:[^/]*\.)?{re.escape(name)}/"
 
 
+# All patterns are joined in one for speed, because a pod may have tens of thousands of resources.
+_ACCELERATOR = re.compile("|".join([*map(_pattern_of, VENDORS), _TELLING_WORD]), re.ASCII | re.IGNORECASE)
+
+
 class GpuResources(msgspec.Struct, frozen=True, dict=True):
     """All resources by which pods of one cluster request GPUs. ``GpuResources()`` has only the built-in resources."""
 
     schemes: tuple[Scheme, ...] = SCHEMES
     own_units: Mapping[str, Charge] = {}
     """The charge of each unit (resource of no scheme) that the operator added in ``gpu_units``."""
-    own_vendors: tuple[str, ...] = ()
-    """The vendor domains that the operator added in ``gpu_domains``."""
     version: str = ""
     """The resourceVersion of the quota ConfigMap that defines these resources."""
     models: CardModels = NO_ROWS
@@ -259,17 +252,10 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         every = [variable for scheme in self.schemes for variable in scheme.limits.variables]
         return {allowance: ShareLimits(tuple(v for v in every if v.allowance is allowance)) for allowance in Allowance}
 
-    # `scheme_of` and `vendors` are cached, because they are used for every pod of the cluster.
+    # `scheme_of` is cached, because it is used for every pod of the cluster.
     @functools.cached_property
     def scheme_of(self) -> Mapping[str, Scheme]:
         return {resource: scheme for scheme in self.schemes for resource in scheme.resources}
-
-    @functools.cached_property
-    def vendors(self) -> re.Pattern[str]:
-        """A pattern that matches the beginning of a resource's name if the resource belongs to a GPU vendor."""
-        # All vendors are joined in one pattern for speed, because a pod may have tens of thousands of resources.
-        patterns = map(_pattern_of, (*VENDORS, *self.own_vendors))
-        return re.compile("|".join(patterns), re.ASCII | re.IGNORECASE)
 
     def unit_of(self, resource: str) -> Charge | None:
         """Return the charge of one unit of a resource that is in no scheme; None if the charge is unknown."""
@@ -285,7 +271,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         # The API server rejects a resource name that is longer than `LONGEST` (IsQualifiedName).
         if len(resource) > LONGEST or resource in self.scheme_of or self.unit_of(resource) is not None:
             return False
-        return resource.startswith(CLASS_RESOURCE) or self.vendors.match(resource) is not None
+        return resource.startswith(CLASS_RESOURCE) or _ACCELERATOR.match(resource) is not None
 
     def counts_like(self, other: "GpuResources") -> bool:
         """Return whether ``other`` leads to the same charge as this object for every pod on every GPU model."""

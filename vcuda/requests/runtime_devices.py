@@ -104,10 +104,6 @@ DEVICE_ANNOTATIONS = (
 that it does not request. A slash and further text may follow the domain, for example container.NAME."""
 
 
-def is_device_annotation(key: str) -> bool:
-    return key.partition("/")[0] in DEVICE_ANNOTATIONS
-
-
 def gives_devices(variable: EnvVar) -> bool:
     """Return whether a variable may give devices to a container. If its value is unknown (valueFrom), it may."""
     if variable.name in MIG_CONTROL:

@@ -10,6 +10,7 @@ from vcuda.claims import charges, devices
 from vcuda.placement import patches
 from vcuda.placement.nodes import Nodes
 from vcuda.quota import model
+from vcuda.quota.terms import MAX_TERMINATING_SECONDS
 from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.runtime_devices import RuntimeClasses
 
@@ -36,6 +37,8 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     """Determines the charge of a ResourceClaim; None if the API server serves no claims."""
     scheduler_users: frozenset[str] = SCHEDULER_USERS
     """The user names of schedulers, which create claims for pods that are charged already."""
+    max_terminating: int = MAX_TERMINATING_SECONDS
+    """The longest grace period of a pod that is charged, in seconds."""
 
     @property
     def claim_policy(self) -> charges.ClaimPolicy:
@@ -66,6 +69,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
     runtime_classes: kube.RuntimeClassInformer
     gpu_runtime_classes: RuntimeClasses
     scheduler_users: frozenset[str]
+    max_terminating: int
 
     def current(self) -> PolicySnapshot | None:
         """Return the present snapshot; None until the quota, the nodes and the devices have been read."""
@@ -85,6 +89,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
             self.gpu_runtime_classes,
             self.claims.current(),
             self.scheduler_users,
+            self.max_terminating,
         )
 
     def reflectors(self) -> Mapping[str, kube.Reflector[Any]]:

@@ -5,23 +5,24 @@ admits pods. No pod is admitted or rejected because of its annotation `quota.vcu
 rejected pod, which lacks the patch of /mutate, gets status 429 or 403.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from http import HTTPStatus
 
 import msgspec
 from jsonpointer import JsonPointer
 
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse
+from vcuda.errors import Fault
 from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, Check, Decoder, Operation, Pod, no_check
 from vcuda.ledger.ledger import NO_MODEL
 from vcuda.placement import card_types, patches, placement
 from vcuda.placement.serving import DEFAULT_SCHEDULER, HOSTNAME, reaches, serve
-from vcuda.quota.model import NOT_MUTATED, Charge
+from vcuda.quota.model import NOT_MUTATED, Allowance, Charge
 from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.quota.values import listed
 from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.refusals import could_reach_gpus, find_refusals
-from vcuda.requests.resources import PLAIN_CARDS
+from vcuda.requests.resources import MAX_PRODUCT, PLAIN_CARDS
 from webhook.ledger.ledgers import SKIPPED_SECONDS
 from webhook.review import verdicts
 from webhook.review.context import PolicySnapshot
@@ -37,6 +38,10 @@ MOST_RECORDS = 10
 MOST_MODELS = 10
 # A refusal shows at most this many characters of the pod's schedulerName, which may be very long.
 MOST_OF_SCHEDULER = 63
+
+GRACE = "spec.terminationGracePeriodSeconds"
+# After a forced deletion, the containers of a pod may run on for its grace period, and the pod is charged for so long.
+TOO_LONG = "must be at most {} (--max-terminating-seconds), because a deleted pod is charged for no longer; got {}"
 
 _PODS = Decoder(Pod)
 
@@ -73,12 +78,10 @@ def review_of(
         return AdmissionResponse("unlimited" if asks_for_vcuda(pod, policy.resources) else "ignored")
     asked = read_request(pod, policy.resources, check)
     check()
-    extended = policy.claims.devices.extended_resources if policy.claims else None
-    faults = list(asked.faults)
-    for refusal in find_refusals(pod, asked, policy.resources, policy.runtime_classes, extended):
-        check()
-        if refusal.allowance not in quota.allow:
-            faults.append(refusal.fault)
+    charged = asked.asks or bool(pod.spec.resource_claims and policy.claims)
+    faults = [*_faults(pod, asked, policy, quota.allow, check)]
+    if charged and pod.spec.grace_seconds > policy.max_terminating:
+        faults.append(Fault(GRACE, TOO_LONG.format(policy.max_terminating, pod.spec.grace_seconds)))
     check()
     # HAMi and NVIDIA's device plugin use one resource for whole cards. So the metrics name this resource, not a vendor.
     plain = {each for each in asked.schemes if each.counts_plain_cards and each not in asked.registered}
@@ -87,7 +90,18 @@ def review_of(
     review = PodReview(request.namespace, quota, policy, tuple(faults), (), scheme, pod=pod, request=asked)
     if faults and review.enforced:
         return verdicts.malformed(faults, scheme)
-    return review if asked.asks or (pod.spec.resource_claims and policy.claims) else _not_charged(review)
+    return review if charged else _not_charged(review)
+
+
+def _faults(
+    pod: Pod, asked: PodRequest, policy: PolicySnapshot, allow: Collection[Allowance], check: Check
+) -> Iterator[Fault]:
+    yield from asked.faults
+    extended = policy.claims.devices.extended_resources if policy.claims else None
+    for refusal in find_refusals(pod, asked, policy.resources, policy.runtime_classes, extended):
+        check()
+        if refusal.allowance not in allow:
+            yield refusal.fault
 
 
 def _not_charged(review: PodReview) -> AdmissionResponse:
@@ -185,7 +199,8 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     stray += other_scheduler(review, hints.scheduler)
     if stray and review.enforced:
         return _not_mutated(create, review, "; ".join(stray), skipped=bool(undone))
-    if pinned.model is None:
+    # A node cannot have a model with a longer name. Such a name must not become a key in the ledger.
+    if pinned.model is None or (len(pinned.model) > MAX_PRODUCT and pinned.model not in review.quota.limits):
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     asked = verdicts.Asked(metadata, pinned.model, review.request.charge_on(pinned.model), grace)
     return await verdicts.charge(create, review, asked, stray=stray)

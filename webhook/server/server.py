@@ -18,7 +18,7 @@ from vcuda import cli, kube as k8s
 from vcuda.placement import patches
 from vcuda.quota.model import LEDGER_NAMESPACE, NODE_NAMESPACE, SYSTEM_NAMESPACES
 from vcuda.quota.quota_clock import QuotaClock
-from vcuda.quota.terms import STORABLE_SECONDS
+from vcuda.quota.terms import MAX_TERMINATING_SECONDS, STORABLE_SECONDS
 from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES, RuntimeClasses
 from vcuda.tls import ServingCertificate, watch
 from webhook import admission
@@ -70,6 +70,8 @@ class Cluster(msgspec.Struct, frozen=True):
     """The name patterns of RuntimeClasses that give pods access to GPUs."""
     scheduler_users: frozenset[str] = context.SCHEDULER_USERS
     """The user names of schedulers, which create claims for pods that are charged already."""
+    max_terminating: int = MAX_TERMINATING_SECONDS
+    """The longest grace period of a pod that is charged, in seconds."""
 
     def check(self) -> None:
         """Raise BadInput if the credentials for the API server cannot be read. Call this before the server starts."""
@@ -104,6 +106,7 @@ class Cluster(msgspec.Struct, frozen=True):
             runtime_classes,
             RuntimeClasses(self.gpu_runtime_classes, runtime_classes.handler_of),
             self.scheduler_users,
+            self.max_terminating,
         )
         metrics = _metrics(certificate)
         store = k8s.LedgerStore(

@@ -24,6 +24,7 @@ from tests.processes import eventually
 from tests.rendered import BASE, rendered
 from tools.chart.names import Names, rename
 from vcuda.discovery.sources import DISCOVERED
+from vcuda.quota.terms import MAX_TERMINATING_SECONDS
 
 RBAC = "rbac.authorization.k8s.io"
 CARD: Json = {"annotations": {"tencent.com/predicate-gpu-idx-0": "7"}}
@@ -218,7 +219,7 @@ def test_a_tenant_cannot_unprotect_or_disown_a_claim_and_kubernetes_still_can(
 
 
 @pytest.mark.parametrize("way", ["deleted", "evicted"])
-def test_a_tenant_cannot_delete_a_running_pod_at_once_if_it_uses_a_claim_by_name(
+def test_a_tenant_cannot_delete_a_running_pod_at_once_if_it_uses_a_claim_by_name_or_lengthen_its_end(
     admin: Cluster, tenant: Cluster, team: str, way: str
 ) -> None:
     """After such a deletion, the claim could be allocated to another pod while the containers still run."""
@@ -240,6 +241,8 @@ def test_a_tenant_cannot_delete_a_running_pod_at_once_if_it_uses_a_claim_by_name
         HTTPStatus.FORBIDDEN,
         True,
     )
+    refused = end(tenant, MAX_TERMINATING_SECONDS + 1)
+    assert (refused.status, "with a longer grace period" in refused.message) == (HTTPStatus.FORBIDDEN, True)
     assert end(tenant, 1).status in (HTTPStatus.OK, HTTPStatus.CREATED)
     assert "deletionTimestamp" in admin.rest.get(path)["metadata"]
     assert end(admin, 0).status in (HTTPStatus.OK, HTTPStatus.CREATED)
