@@ -216,7 +216,7 @@ def _not_mutated(create: verdicts.Creation, review: PodReview, message: str, *, 
         return verdicts.refused(review, "not-pinned", message)
     if create.skipped.may_pass(review.namespace):
         wait = verdicts.RETRY_AFTER_SECONDS
-        return verdicts.put_off(review, "not-mutated", f"{message}; try again in {wait} s", wait, "")
+        return verdicts.put_off(review, "not-mutated", f"{message}; try again in {wait} s", soon=True, model="")
     likely = (
         f"/mutate has patched no such pod for {SKIPPED_SECONDS:g} s, so its registration is probably missing or wrong"
     )
