@@ -34,7 +34,7 @@ SHARES = {
 }
 """A container's limits for half a card with 4 GiB of memory, in each scheme (the resource names of one vendor)."""
 
-M40 = "exceeded quota: M40 in namespace {}"
+M40, NEVER = "exceeded quota: M40 in namespace {}", "larger than the GPU quota: M40 in namespace {}"
 NO_MODEL = "this pod may use no GPU model in namespace {}: M40 is excluded by"
 NO_NODE = "which leaves no node in the namespace's pools public"
 
@@ -83,7 +83,7 @@ def test_a_pod_of_every_scheme_lands_on_a_node_of_its_teams_model_and_pool(
 @pytest.mark.parametrize(
     ("cards", "spec", "message"),
     [
-        pytest.param(3, {}, f"{M40}, requested: 3 cards, used: 0 (0 pending), limited: 2, can never fit", id="over"),
+        pytest.param(3, {}, f"{NEVER}, requested: 3 cards, used: 0 (0 pending), limited: 2, can never fit", id="over"),
         pytest.param(1, {"nodeName": "gpu-mixed"}, f"{NO_MODEL} the pod's node selection, {NO_NODE}", id="elsewhere"),
     ],
 )
@@ -214,7 +214,7 @@ def test_kubectl_shows_a_warning_if_the_quota_only_warns(
     namespace = team({"mode": "warn", "quota": {"M40": 1}})
     created = kubectl_create(cluster, card_pod("train", namespace, 2))
     assert created.stderr == (
-        f"Warning: exceeded quota: M40 in namespace {namespace}, requested: 2 cards, used: 0 (0 pending), "
+        f"Warning: {NEVER.format(namespace)}, requested: 2 cards, used: 0 (0 pending), "
         "limited: 1, can never fit; the object is admitted, because this quota only warns\n"
     )
     assert installation.charged(namespace) == {"M40": 200}
