@@ -59,6 +59,7 @@ from tests.e2e.steady import in_threads
 from tests.integration.reviews import gpu_pod
 from tests.processes import ControllerProcess, WebhookProcess, eventually
 from tools.control_plane import ControlPlane, Settings, running_control_plane, second_apiserver
+from vcuda.quota.terms import reports_shortage
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS") or CYCLE * TICK)
 CREATES = int(os.environ.get("CHAOS_CREATES") or 0)
@@ -356,7 +357,7 @@ def fill(cluster: Cluster, namespace: str, quota: Mapping[str, int]) -> Counter[
             answer = eventually(partial(decided, cluster, made))
             assert answer
             if answer.status != HTTPStatus.CREATED:
-                assert "exceeded quota" in answer.message, answer
+                assert reports_shortage(answer.message), answer
                 break
     return held([*cluster.pods(namespace), *(claims(cluster, namespace) if claiming else ())])
 

@@ -21,6 +21,7 @@ from tests.processes import eventually
 from tools.control_plane import ControlPlane
 from vcuda.errors import Forbidden, Unavailable, VcudaError
 from vcuda.kube import AuthorizerGrace, Kube
+from vcuda.quota.terms import reports_shortage
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -105,6 +106,6 @@ def test_the_webhook_answers_429_or_503_while_an_api_server_starts(
 
             with repeating(call) as found:
                 start_until(control_plane, found, JUST_STARTED)
-                eventually(lambda: "exceeded quota" in found[-1], lambda: found[-1])
+                eventually(lambda: reports_shortage(found[-1]), lambda: found[-1])
     assert {each.partition(" ")[0] for each in found} <= {"403", "429", "503"}
-    assert all("exceeded quota" in each for each in found if each.startswith("403"))
+    assert all(reports_shortage(each) for each in found if each.startswith("403"))

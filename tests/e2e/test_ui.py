@@ -79,6 +79,6 @@ def test_the_page_shows_a_rejected_deployment_with_the_reason(cluster: Cluster, 
     refusals = page.get_by_role("region", name="Recent refusals").get_by_role("listitem").filter(has_text=team)
     expect(refusals).to_have_count(1, timeout=SOON)
     expect(refusals).to_contain_text("ReplicaSet greedy-")
-    expect(refusals).to_contain_text(f"exceeded quota: M40 in namespace {team}, requested: 5 cards")
+    expect(refusals).to_contain_text(f"larger than the GPU quota: M40 in namespace {team}, requested: 5 cards")
     refusals.get_by_role("link", name=team).click()
     expect(page.get_by_text("requested: 5 cards")).to_be_visible()

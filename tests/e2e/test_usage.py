@@ -230,7 +230,7 @@ def test_explain_shows_the_decision_and_reason_for_each_pod_and_creates_nothing(
         "reason": "would be pinned to M40: the first in the namespace's quota, 4 cards of 4 cards free",
     }
     assert (over["object"], over["decision"], over["model"]) == ("Pod/over", "refused", "")
-    assert f"exceeded quota: M40 in namespace {team}, requested: 5 cards" in over["reason"]
+    assert f"larger than the GPU quota: M40 in namespace {team}, requested: 5 cards" in over["reason"]
     assert (free["object"], free["decision"], free["reason"]) == ("Pod/plain", "admitted", "no GPU quota applies")
     assert cluster.pods(team) == []
 

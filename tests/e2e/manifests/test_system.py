@@ -50,7 +50,7 @@ def test_a_claim_within_quota_is_pinned_and_one_beyond_it_is_rejected_with_the_r
     assert "productName" in asked["exactly"]["selectors"][0]["cel"]["expression"]
     refused = admin.try_create(dra.claim(TEAM, "too-many", dra.request(count=9)))
     assert refused.status == HTTPStatus.FORBIDDEN
-    assert "exceeded quota: M40 in namespace team-a, requested: 9 cards" in refused.message
+    assert "larger than the GPU quota: M40 in namespace team-a, requested: 9 cards" in refused.message
     admin.delete(f"{dra.claims_path(TEAM)}/card")
 
 
