@@ -42,12 +42,14 @@ class Settings:
     """Settings of a control plane.
 
     ``users``: names of users without rights, each with a token in ``ControlPlane.tokens``. ``apiserver_flags``: further
-    flags of kube-apiserver. ``startup_timeout``: the seconds that each server may take to start. ``own_identities``:
-    True if the scheduler and the controllers use the users that they have in a real cluster; False if they are admin.
+    flags of kube-apiserver. ``feature_gates``: the feature gates that all servers enable. ``startup_timeout``: the
+    seconds that each server may take to start. ``own_identities``: True if the scheduler and the controllers use the
+    users that they have in a real cluster; False if they are admin.
     """
 
     users: tuple[str, ...] = ("tenant",)
     apiserver_flags: tuple[str, ...] = ()
+    feature_gates: tuple[str, ...] = ()
     startup_timeout: float = 60
     own_identities: bool = False
 
@@ -195,6 +197,7 @@ def apiserver(layout: "Layout", settings: Settings, token: str) -> Component:
         # server calls the endpoints of the Service instead.
         "--enable-aggregator-routing=true",
         "--disable-admission-plugins=ServiceAccount",
+        *gates_of(settings),
         *settings.apiserver_flags,
     ]
     ready = Probe(layout.apiserver_port, "/readyz", layout.certificate("apiserver"), token)
@@ -225,8 +228,13 @@ def client_of(name: str, layout: "Layout", settings: Settings, port: int, *flags
         "--bind-address=127.0.0.1",
         f"--secure-port={port}",
         f"--cert-dir={layout.certs}",
+        *gates_of(settings),
     )
     return component(name, layout, settings, [*common, *flags], Probe(port, "/healthz", layout.certificate(name)))
+
+
+def gates_of(settings: Settings) -> list[str]:
+    return [f"--feature-gates={gate}=true" for gate in settings.feature_gates]
 
 
 def component(name: str, layout: "Layout", settings: Settings, arguments: list[str], ready: Probe) -> Component:
