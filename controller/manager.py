@@ -244,7 +244,7 @@ class Leader:
             self.model_labels,
         )
         others = (self._models, self.grants.reconciler, self.settler.unlimited, self.violations.reconciler)
-        return (*others, *(part.reconciler for part in parts))
+        return (*others, self.retrier.models, *(part.reconciler for part in parts))
 
     def _devices_changed(self) -> None:
         self._models.queue.add("devices")
@@ -255,6 +255,7 @@ class Leader:
         # this process does not keep pods without GPU resources.
         self.settler.pods.list_again()
         self.settler.add_all()
+        self.retrier.models_changed(self.settler.known_namespaces())
 
     def _quota_changed(self) -> None:
         self._models_changed()

@@ -16,7 +16,7 @@ from vcuda import errors, k8s_types
 from vcuda.k8s_types import Decoder
 from vcuda.kube import Kube, objects, segment
 from vcuda.quota.model import NOT_MUTATED
-from vcuda.quota.terms import reports_shortage
+from vcuda.quota.terms import NO_MODEL_USABLE, reports_shortage
 
 LOOK_SECONDS = 10.0
 """The most seconds that all LISTs of one check of a namespace may take together."""
@@ -29,6 +29,9 @@ LONGEST_UID = 64
 
 MOST_OWNER_BYTES = 8 * 2**20
 """The most bytes of owners (ReplicaSets, Jobs …), in JSON, that one check keeps. A later check keeps other owners."""
+
+Reports = Callable[[str], bool]
+"""A function that returns True if a message reports a refusal of the sought kind."""
 
 JOB_ENDED = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
 """The types of the conditions after which a Job creates no more pods."""
@@ -108,11 +111,11 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
             return 0 if self.status.succeeded else parallelism
         return min(parallelism, self.spec.completions - self.status.succeeded)
 
-    def refused_since(self) -> str | None:
-        """Return when the condition ReplicaFailure began to report a refusal for quota; None if it reports none."""
+    def refused_since(self, reports: Reports) -> str | None:
+        """Return when the condition ReplicaFailure began to report a sought refusal; None if it reports none."""
         # Kubernetes' controllers record only the text of a refusal, and no machine-readable causes. So search the text.
         for condition in self.status.conditions or ():
-            if condition.type == "ReplicaFailure" and condition.status == "True" and may_pass_later(condition.message):
+            if condition.type == "ReplicaFailure" and condition.status == "True" and reports(condition.message):
                 return condition.last_transition_time or ""
         return None
 
@@ -120,6 +123,11 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
 def may_pass_later(message: str) -> bool:
     """Return True if a retry may succeed: the message reports a refusal for quota, or that /mutate was not called."""
     return reports_shortage(message) or NOT_MUTATED in message
+
+
+def lacks_model(message: str) -> bool:
+    """Return True if a retry may succeed after a change of a node: the message reports that no model was usable."""
+    return NO_MODEL_USABLE in message
 
 
 class RefusedOwner(msgspec.Struct, frozen=True):
@@ -196,8 +204,10 @@ def find_refused(
     in_time: Callable[[], bool] = lambda: True,
     listed: Collection[str] = WITH_CONDITION,
     judged: Collection[str] = (),
+    *,
+    reports: Reports = may_pass_later,
 ) -> RefusedOwners:
-    """Return the owners that were refused for quota and still lack pods.
+    """Return the owners that still lack pods after a refusal that ``reports`` recognizes, by default one for quota.
 
     A kind in `WITH_CONDITION` (for example ReplicaSet) is listed if it is in ``listed``, or if an Event refers to an
     owner of this kind. An owner of another kind is read if an Event refers to it, while ``in_time`` returns True.
@@ -206,35 +216,44 @@ def find_refused(
     Raises ListOverdue if the LISTs take longer than `LOOK_SECONDS`.
     """
     until = time.monotonic() + LOOK_SECONDS
-    reported = refused_by_events(kube, namespace, REASON, _COLLECTIONS)
+    reported = refused_by_events(kube, namespace, REASON, _COLLECTIONS, reports=reports)
     kinds = [kind for kind in WITH_CONDITION if kind in listed or any(each.kind == kind for each in reported)]
     found = RefusedOwners(judged)
-    by_condition = _refused_by_condition(kube, namespace, kinds, until)
+    by_condition = _refused_by_condition(kube, namespace, kinds, until, reports)
     for refused in itertools.chain(by_condition, _refused_by_event(kube, namespace, reported, in_time)):
         if refused.owner.missing:
             found.add(refused)
     return found
 
 
-def _refused_by_condition(kube: Kube, namespace: str, kinds: Iterable[str], until: float) -> Iterator[RefusedOwner]:
+def _refused_by_condition(
+    kube: Kube, namespace: str, kinds: Iterable[str], until: float, reports: Reports
+) -> Iterator[RefusedOwner]:
     for kind in kinds:
         collection = _COLLECTIONS[kind].format(segment(namespace))
         pages = kube.list_pages(collection, seconds=until - time.monotonic())
         for raw in (raw for page in pages for raw in page.items):
             for owner in objects.decode_each(_OWNER, [raw]):
-                since = owner.refused_since()
+                since = owner.refused_since(reports)
                 if since is not None:
                     path = f"{collection}/{segment(owner.metadata.name)}"
                     yield RefusedOwner(path, since, owner, len(bytes(raw)))
 
 
 def refused_by_events(
-    kube: Kube, namespace: str, reason: str, kinds: Collection[str], leave_out: Collection[str] = ()
+    kube: Kube,
+    namespace: str,
+    reason: str,
+    kinds: Collection[str],
+    *,
+    leave_out: Collection[str] = (),
+    reports: Reports = may_pass_later,
 ) -> dict[RefusedObject, str]:
-    """Read Events. Return the objects whose pods or claims were refused for quota, each with its first refusal's time.
+    """Read Events. Return the objects whose pods or claims were refused, each with the time of its first refusal.
 
-    Only Events of this ``reason`` about objects of these ``kinds`` are read. Objects whose uid is in ``leave_out`` are
-    left out. At most `MOST_REFUSED` objects are returned, in the order of the Events' names.
+    Only Events of this ``reason`` about objects of these ``kinds`` are read, if ``reports`` recognizes their message.
+    Objects whose uid is in ``leave_out`` are left out. At most `MOST_REFUSED` objects are returned, in the order of the
+    Events' names.
 
     Raises ListOverdue if the LIST takes longer than `LOOK_SECONDS`.
     """
@@ -245,7 +264,7 @@ def refused_by_events(
         reported, since = event.involved_object, event.first_timestamp or ""
         if reported not in first and len(first) >= MOST_REFUSED:
             continue
-        if reported.uid not in leave_out and _is_possible(reported, kinds) and may_pass_later(event.message or ""):
+        if reported.uid not in leave_out and _is_possible(reported, kinds) and reports(event.message or ""):
             first[reported] = min(since, first.get(reported, since))
     return first
 

@@ -1,5 +1,8 @@
 """When quota becomes free, makes owners (ReplicaSets, Jobs …) retry the pods that were refused for quota.
 
+After a change of the nodes' GPU models, owners also retry the pods that could use no GPU model. For example, the node
+of a DaemonSet's pod may have got its model label only after the pod was refused.
+
 After a refusal, Kubernetes' controller waits up to 16 minutes before it retries (kubernetes/kubernetes#98656). A change
 of the owner makes the controller retry immediately. So this module sets an annotation that no other program reads.
 """
@@ -11,7 +14,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 import msgspec
 import structlog
 
-from controller.retry.refused import WITH_CONDITION, Owner, RefusedOwner, RefusedOwners, find_refused
+from controller.retry.refused import (
+    LOOK_SECONDS,
+    WITH_CONDITION,
+    Owner,
+    RefusedOwner,
+    RefusedOwners,
+    find_refused,
+    lacks_model,
+)
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube, NodeInformer, QuotaInformer
@@ -33,6 +44,10 @@ CREATION_TIMEOUT_SECONDS = 8.0
 # After a slow check, the namespace waits REST_PER_SECOND times as long as the check has taken.
 BUDGET_SECONDS = 1.0
 REST_PER_SECOND = 9.0
+MODELS_DELAY_SECONDS = 2.0
+"""Seconds from a change of the nodes' models to the retries, so that the webhook replicas have seen the change."""
+MODELS_INTERVAL_SECONDS = 15.0
+"""Minimum seconds between two checks of a namespace for pods without a usable model, in case a node's label flaps."""
 MAX_PODS = 1000
 """At most this many missing pods of an owner are counted, to save time. So other owners may retry in vain."""
 
@@ -148,6 +163,15 @@ class Retrier:
     ) -> None:
         failure = "the controller could not check whether workloads were refused"
         self.reconciler = Reconciler("nudge", self._reconcile, failure=failure, clock=clock)
+        # These checks have their own thread, because one change of a node makes every limited namespace due.
+        self.models = Reconciler(
+            "retry-models",
+            self._retry_without_model,
+            failure=failure,
+            retry_seconds=LOOK_SECONDS * REST_PER_SECOND,
+            min_interval=MODELS_INTERVAL_SECONDS,
+            clock=clock,
+        )
         self._kube = kube
         self._quota = quota
         self._nodes = nodes
@@ -166,9 +190,28 @@ class Retrier:
         if has_grown:
             self.reconciler.queue.add(namespace)
 
-    def _reconcile(self, namespace: str) -> float | None:
+    def models_changed(self, namespaces: Iterable[str]) -> None:
+        """Queue checks of these namespaces for pods that could use no GPU model before nodes or the quota changed."""
+        for namespace in namespaces:
+            self.models.queue.add(namespace, MODELS_DELAY_SECONDS)
+
+    def _retry_without_model(self, namespace: str) -> None:
+        if (limits := self._limits(namespace)) is None:
+            return
+        found = find_refused(self._kube, namespace, self._budget(), (), reports=lacks_model)
+        nodes, known = self._nodes.current(), self._quota.resources()
+        for refused in self._in_time(oldest_first(found.owners), set()):
+            # A pod without free quota retries, too. Its next refusal says so, and ends when quota becomes free.
+            pod = refused.owner.spec.template
+            if placement.find_candidates(pod, read_request(pod, known), limits, nodes).models:
+                self._trigger(refused)
+
+    def _limits(self, namespace: str) -> NamespaceQuota | None:
         quota = self._quota.current()
-        limits = quota.for_namespace(namespace) if quota else None
+        return quota.for_namespace(namespace) if quota else None
+
+    def _reconcile(self, namespace: str) -> float | None:
+        limits = self._limits(namespace)
         free = self._free.get(namespace, {})
         judged = self._judged.pop(namespace, set())
         if limits is None or not any(each.cores for each in free.values()):
@@ -224,6 +267,7 @@ class Retrier:
 
     def _trigger(self, refused: RefusedOwner) -> None:
         recent = self._clock() - CREATION_TIMEOUT_SECONDS
+        # Two threads call this method. If one overwrites the other's record, a workload may retry once more.
         # Record the time of the retry before the patch, because the patch may succeed although its answer is lost.
         kept = {path: at for path, at in self._retried_at.items() if at > recent}
         self._retried_at = {**kept, refused.path: self._clock()}

@@ -25,7 +25,7 @@ from tools.control_plane import ControlPlane
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_version, pytest.mark.usefixtures("controller_manager")]
 
-NODE = "retry-m40"
+NODE, NEW_NODE = "retry-m40", "retry-new"
 ONE = {"quota": {"M40": 1}}
 WITHIN = 14.0
 """Maximum seconds from the release of quota until the pod is stored. The pod's owner itself would retry later."""
@@ -84,11 +84,11 @@ def free(installation: Installation, case: str, namespace: str) -> Waiting:
     return Waiting(namespace, "ReplicaSet" if kind == "Deployment" else kind, freed)
 
 
-def await_refusals(webhook: WebhookProcess, namespace: str, count: int) -> None:
+def await_refusals(webhook: WebhookProcess, namespace: str, count: int, outcome: str = "over-quota") -> None:
     refused = set()
 
     def is_last(line: Json) -> bool:
-        if line.get("namespace") == namespace and line["outcome"].startswith("over-quota"):
+        if line.get("namespace") == namespace and line["outcome"].startswith(outcome):
             refused.add(line["uid"])
         return len(refused) == count
 
@@ -112,6 +112,30 @@ def test_a_rejected_workload_gets_its_pod_before_its_backoff_ends(
 
 def is_own(pod: Json) -> bool:
     return str(pod["metadata"]["name"]).startswith("train")
+
+
+def test_a_daemon_set_gets_its_pod_as_soon_as_its_node_has_a_model(
+    cluster: Cluster, control_plane: ControlPlane, installation: Installation, controller: ControllerProcess
+) -> None:
+    """Without our controller, Kubernetes would create the pod after the back-off, which is then 20 s or longer."""
+    require(control_plane, "kube-controller-manager")
+    assert controller.port
+    with limited_team(installation, ONE) as namespace, ExitStack() as stack:
+        cluster.create_node(NEW_NODE, {"team": namespace})
+        stack.callback(cluster.delete_node, NEW_NODE)
+        pod = card_pod("", namespace)
+        pod["spec"]["nodeSelector"] = {"team": namespace}
+        cluster.create(workload("DaemonSet", namespace, pod=pod))
+        await_refusals(installation.replica, namespace, CASES["DaemonSet"], outcome="not-allowed")
+        cluster.await_events(namespace, "reason=FailedCreate")
+        labelled = time.time()
+        cluster.rest.merge_patch(f"/api/v1/nodes/{NEW_NODE}", {"metadata": {"labels": {MODEL: "M40"}}})
+        [created] = cluster.await_pods(namespace, lambda pods: len(pods) == 1)
+        at = datetime.datetime.fromisoformat(created["metadata"]["creationTimestamp"]).timestamp()
+        print(f"DaemonSet: the pod was stored {at - labelled:.0f} s after its node had a model")
+        assert at - labelled < WITHIN
+        [owner] = cluster.rest.get(cluster.path_of(workload("DaemonSet", namespace)))["items"]
+        assert was_told(owner)
 
 
 @pytest.fixture

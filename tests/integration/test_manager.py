@@ -84,6 +84,20 @@ def test_an_object_that_cannot_be_decoded_affects_no_other_in_any_loop(api: ApiD
     assert leader.trouble() is None
 
 
+def test_a_change_of_a_nodes_model_makes_pods_without_a_usable_model_retry(
+    api: ApiDouble, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued: list[set[str]] = []
+    monkeypatch.setattr(leader.retrier, "models_changed", lambda names: queued.append({*names}))
+    store_quota(api, "team-a: {quota: {M40: 4}}")
+    leader.start()
+    eventually(lambda: len(queued) == 2, lambda: queued)  # at the first quota document, and at the start of the loops
+    queued.clear()
+    api.store("/api/v1/nodes/n1", {"metadata": {"name": "n1", "uid": "n1", "labels": {LABELS.model: "M40"}}})
+    leader.nodes.reflector.relist()  # the double of the API server has no watches
+    eventually(lambda: {"team-a"} in queued, lambda: queued)
+
+
 def after(method: str, act: Callable[[], object]) -> Delivery:
     def deliver(called: str, _timeout: float, effect: Effect) -> bytes:
         answer = effect()

@@ -22,7 +22,8 @@ def node(labels: dict[str, str], annotations: dict[str, str] = OTHER, **fields: 
     a_heartbeat=(node(M40), node(M40, status={"conditions": [{"type": "Ready"}]}), False, False),
     an_unrelated_annotation=(node(M40), node(M40, {"a/b": "d"}), False, False),
     a_lock=(node(M40), node(M40, LOCK), True, False),
-    another_label=(node(M40), node({**M40, POOL: "public"}), True, False),
+    another_label=(node(M40), node({**M40, "a/b": "c"}), True, False),
+    the_pool_changes=(node(M40), node({**M40, POOL: "public"}), True, True),
     the_node_gets_a_model=(node({}), node(M40), True, True),
     the_node_loses_its_model=(node(M40), node({}), True, True),
     the_model_changes=(node(M40), node(P100), True, True),
@@ -34,7 +35,7 @@ def node(labels: dict[str, str], annotations: dict[str, str] = OTHER, **fields: 
 def test_only_relevant_changes_of_a_node_are_reported(
     api: ApiDouble, before: dict[str, Any] | None, after: dict[str, Any] | None, told: bool, model_changes: bool
 ) -> None:
-    """For a change of the GPU model, the callback for models is called too. It then reads the new model."""
+    """For a change of the GPU model or pool, the callback for models is called too. It then reads the new model."""
     changes: list[tuple[bool, bool]] = []
     models: list[str | None] = []
     watch = NodeInformer(api.kube, LABELS, lambda: models.append(watch.current().model_of("gpu-1")))

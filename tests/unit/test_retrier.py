@@ -7,8 +7,14 @@ import msgspec
 import pytest
 
 from controller.retry import retrier as retries
-from controller.retry.refused import Owner, RefusedOwner, find_refused
-from controller.retry.retrier import BUDGET_SECONDS, RETRY_ANNOTATION, FreeQuota
+from controller.retry.refused import Owner, RefusedOwner, find_refused, may_pass_later
+from controller.retry.retrier import (
+    BUDGET_SECONDS,
+    MODELS_DELAY_SECONDS,
+    MODELS_INTERVAL_SECONDS,
+    RETRY_ANNOTATION,
+    FreeQuota,
+)
 from tests.api_double import ApiDouble, Effect
 from tests.builders import LABELS, MODEL, container, held_to
 from tests.quota_map import store_quota
@@ -105,7 +111,7 @@ def failure(**fields: str | None) -> dict[str, str | None]:
 def test_an_owner_is_rejected_since_the_time_of_its_condition(
     conditions: list[dict[str, str | None]] | None, since: str | None
 ) -> None:
-    assert read({"status": {"conditions": conditions}}).refused_since() == since
+    assert read({"status": {"conditions": conditions}}).refused_since(may_pass_later) == since
 
 
 # Tests of which owners (controllers of pods) may retry
@@ -207,9 +213,11 @@ def test_there_is_more_room_if_any_model_has_more(room: FreeQuota, other: FreeQu
 # Tests of owners (controllers of pods) whose pods were rejected
 
 
-def store_event(api: ApiDouble, name: str, kind: str = "Job") -> None:
+def store_event(
+    api: ApiDouble, name: str, kind: str = "Job", message: str = f"{OVER_QUOTA}: M40 in namespace team-a"
+) -> None:
     """Store an Event that reports a rejected pod. The Event is about the pod's owner, by default a Job."""
-    event = {"involvedObject": {"kind": kind, "name": name}, "message": f"{OVER_QUOTA}: M40 in namespace team-a"}
+    event = {"involvedObject": {"kind": kind, "name": name}, "message": message}
     path = f"/api/v1/namespaces/team-a/events/{len(api.objects)}"
     api.store(path, {**event, "metadata": {"name": path.rpartition("/")[2]}})
 
@@ -340,6 +348,54 @@ def test_a_pass_that_takes_too_long_is_followed_by_a_rest(api: ApiDouble) -> Non
     assert retried.queue.next() == "team-b"
     retried.now += 100 * BUDGET_SECONDS
     assert retried.queue.next() == "team-a"
+    assert retried.told() == 1
+
+
+NO_MODEL = "this pod may use no GPU model in namespace team-a: M40 is excluded by the pod's nodeName"
+DAEMON_SETS = "/apis/apps/v1/namespaces/team-a/daemonsets"
+
+
+def store_daemon_set(api: ApiDouble, name: str, message: str = NO_MODEL, **spec: Any) -> None:
+    """Store a DaemonSet that lacks a pod, and an Event with the rejection of this pod."""
+    template = {"spec": {"containers": [container(ONE)], **spec}}
+    counts = {"desiredNumberScheduled": 2, "currentNumberScheduled": 1}
+    manifest = {"metadata": {"name": name}, "spec": {"template": template}, "status": counts}
+    api.store(f"{DAEMON_SETS}/{name}", manifest)
+    store_event(api, name, "DaemonSet", message)
+
+
+@cases(
+    "owner, retries",
+    its_node_had_no_model=({}, 1),
+    no_model_is_usable_yet=({"nodeSelector": {MODEL: "P100"}}, 0),
+    rejected_for_another_reason=({"message": "violates PodSecurity"}, 0),
+)
+def test_a_daemon_set_without_a_usable_model_retries_once_after_nodes_change(
+    api: ApiDouble, owner: dict[str, Any], retries: int
+) -> None:
+    retried = Retried(api, owners=0)
+    store_daemon_set(api, "train", **owner)
+    retried.retrier.reconciler.turn("team-a")
+    assert retried.told() == 0, "expected no retry for free quota"
+    for _ in range(3):
+        retried.retrier.models_changed(["team-a"])
+    queue = retried.retrier.models.queue
+    retried.now += MODELS_DELAY_SECONDS
+    assert queue.next() == "team-a"
+    retried.retrier.models.turn("team-a")
+    assert retried.told() == retries
+    queue.add("later", MODELS_INTERVAL_SECONDS - 1)
+    retried.retrier.models_changed(["team-a"])
+    retried.now += MODELS_INTERVAL_SECONDS
+    assert [queue.next(), queue.next()] == ["later", "team-a"], "expected at most one check per interval"
+
+
+def test_a_daemon_set_without_free_quota_retries_after_nodes_change(api: ApiDouble) -> None:
+    """Its pod is then rejected for quota, so the DaemonSet is found when quota becomes free."""
+    retried = Retried(api, owners=0)
+    store_daemon_set(api, "train")
+    retried.retrier.report("team-a", NamespaceUse("team-a", "enforce", (ModelUse("M40", 200, 200, 0, 0),)))
+    retried.retrier.models.turn("team-a")
     assert retried.told() == 1
 
 

@@ -169,8 +169,8 @@ class ObservedNode(Node, frozen=True):
 class NodeInformer:
     """Watches the labels, registered cards, GPU capacity and scheduler locks of nodes. Indexes the labels and cards.
 
-    ``on_model_change`` is called after the GPU model or the registered cards of a node change. ``resources`` returns
-    the GPU resources, including the table that translates the values of the model label to models.
+    ``on_model_change`` is called after the GPU model, the pool or the registered cards of a node change.
+    ``resources`` returns the GPU resources, including the table that translates values of the model label to models.
     """
 
     kube: client.Kube
@@ -222,13 +222,14 @@ class NodeInformer:
         if not (old and new and _indexed(old) == _indexed(new)):
             with self._lock:
                 self._stale = True
-            if self._model(old) != self._model(new) or (old and new and old.registers != new.registers):
+            if self._place(old) != self._place(new) or (old and new and old.registers != new.registers):
                 self.on_model_change()
         for on_change in self._followers:
             on_change(old, new)
 
-    def _model(self, node: Node | None) -> str | None:
-        return node.labels.get(self.keys.model) if node else None
+    def _place(self, node: Node | None) -> tuple[str | None, str | None]:
+        labels = node.labels if node else {}
+        return labels.get(self.keys.model), labels.get(self.keys.pool)
 
     def _decode(self, raw: bytes) -> ObservedNode:
         node = _decode_node(raw)

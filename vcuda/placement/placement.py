@@ -16,7 +16,7 @@ from vcuda.placement.nodes import Nodes
 from vcuda.placement.serving import serve, unserved
 from vcuda.quota.model import Charge, NamespaceQuota, Usage, mebibytes
 from vcuda.quota.preference import Rule, ordered_models
-from vcuda.quota.terms import MODELS_ANNOTATION
+from vcuda.quota.terms import MODELS_ANNOTATION, NO_MODEL_USABLE
 from vcuda.requests.pod_request import PodRequest
 from vcuda.requests.resources import NO_ROWS, CardModels
 
@@ -53,8 +53,8 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     def sentence(self, kind: str, namespace: str, quota: NamespaceQuota) -> str:
         """Return the message for an object that may use no model of its namespace. ``kind``: ``pod`` or ``claim``."""
         if not quota.limits:
-            return f"namespace {namespace} may use no GPU model: its quota lists none"
-        return f"this {kind} may use no GPU model in namespace {namespace}: {'; '.join(self.excluded.values())}"
+            return f"namespace {namespace} {NO_MODEL_USABLE}: its quota lists none"
+        return f"this {kind} {NO_MODEL_USABLE} in namespace {namespace}: {'; '.join(self.excluded.values())}"
 
 
 def find_candidates(

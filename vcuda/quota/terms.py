@@ -15,6 +15,9 @@ Argo Workflows, Tekton, Airflow, Flyte and actions-runner-controller wait only a
 NEVER_FITS = "larger than the GPU quota"
 """The first words of a rejection of a request that is larger than the limit of each model that it may use."""
 
+NO_MODEL_USABLE = "may use no GPU model"
+"""Words of the rejection of an object that may use no model of its quota, for example because its node has no model."""
+
 MALFORMED = "malformed GPU request"
 """The first words of every refusal of a malformed request."""
 
