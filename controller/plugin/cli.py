@@ -20,7 +20,7 @@ from controller.plugin.why import explain_why, parse_object, why_lines
 from vcuda import __version__, cli, errors, programs
 from vcuda.cli import FAILED
 from vcuda.ledger.report import NamespaceUse
-from vcuda.quota.terms import NAMESPACE_RULE, USAGE_KEY, USAGE_LABELS, USAGE_NAME, is_namespace_name
+from vcuda.quota.terms import NAMESPACE_RULE, USAGE_KEY, USAGE_LABELS, USAGE_NAME, is_namespace_name, reports_shortage
 from vcuda.workloads import NO_PODS, Unread, Workload, check_shape, workloads_in
 
 RESERVED = 8
@@ -282,6 +282,11 @@ def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None
         cli.fail(malformed.reason)
     verdicts = list(ask_about(api, workloads))
     _show_verdicts(verdicts, output or target.output)
+    for short in {each.namespace for each in verdicts if reports_shortage(each.reason)}:
+        with contextlib.suppress(errors.ApiError, SpoiltReport):
+            for use in _published(api, short):
+                if use.unstored_warning:
+                    _warn(use.unstored_warning)
     if not verdicts:
         click.echo(NO_PODS, err=True)
     raise SystemExit(FAILED if any(verdict.decision != "admitted" for verdict in verdicts) else 0)

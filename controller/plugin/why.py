@@ -85,6 +85,7 @@ class Why:
     ``rejected``: the recent rejections of its pods, the newest first.
     ``now``: the decisions of a dry run; for a pod that exists, the pod's state.
     ``missing``: the quota that must become free.
+    ``hints``: likely causes, and what to do about them.
     """
 
     object: str
@@ -92,6 +93,7 @@ class Why:
     rejected: tuple[ReportedObject, ...]
     now: tuple[ExplainedObject, ...]
     missing: tuple[Missing, ...]
+    hints: tuple[str, ...] = ()
 
     @property
     def is_admitted(self) -> bool:
@@ -119,15 +121,37 @@ def explain_why(
     Raises NotFound if the workload does not exist, or another VcudaError if the cluster does not answer.
     """
     stored = _read(api, kind, name, namespace)
-    family = {(kind.kind, name), *_children(api, kind, stored, namespace)}
+    children = _children(api, kind, stored, namespace)
+    family = {(kind.kind, name), *((KINDS[kind.children].kind, each["metadata"]["name"]) for each in children)}
     rejected = tuple(each for each in read_refusals(api, namespace) if _is_of(each, family))
     now = (_stored_pod(stored, name, namespace),) if kind.kind == "Pod" else _asked(api, stored, namespace)
     reasons = [each.reason for each in now if each.decision not in (ADMITTED, NOT_ASKED)]
     shortages = {found.model: found for reason in reasons for found in _shortages(reason)}
     use = usage() if shortages else None
-    return Why(
-        f"{kind.kind}/{name}", namespace, rejected, now, tuple(_missing(each, use) for each in shortages.values())
+    missing = tuple(_missing(each, use) for each in shortages.values())
+    own = _held_by_itself(stored, children, missing) if kind.kind == "Deployment" else ""
+    hints = tuple(filter(None, (own, use.unstored_warning if use else "")))
+    return Why(f"{kind.kind}/{name}", namespace, rejected, now, missing, hints)
+
+
+def _held_by_itself(stored: Json, replica_sets: Sequence[Json], missing: Sequence[Missing]) -> str:
+    """Return a hint if old pods of a Deployment hold the quota that its new pods need; otherwise an empty text."""
+    spec = stored.get("spec") or {}
+    surge = ((spec.get("strategy") or {}).get("rollingUpdate") or {}).get("maxSurge", 0)
+    waiting = {each["metadata"]["name"] for each in replica_sets if _lacks_pods(each)}
+    old = tuple(f"{each['metadata']['name']}-" for each in replica_sets if each["metadata"]["name"] not in waiting)
+    held = [pod.name for each in missing for pod in each.held_by if not pod.claim and pod.name.startswith(old)]
+    if not held or not waiting or surge in (0, "0%"):
+        return ""
+    return (
+        f"{held[0]}, an old pod of this Deployment, holds quota that its new pod needs. In "
+        "spec.strategy.rollingUpdate, write maxSurge: 0 and maxUnavailable: 1, so that the old pod is deleted first"
     )
+
+
+def _lacks_pods(replica_set: Json) -> bool:
+    wanted, found = (replica_set.get(part) or {} for part in ("spec", "status"))
+    return bool(wanted.get("replicas", 1) > found.get("replicas", 0))
 
 
 def _read(api: Kubectl, kind: ReadKind, name: str, namespace: str) -> Json:
@@ -142,14 +166,13 @@ def _read(api: Kubectl, kind: ReadKind, name: str, namespace: str) -> Json:
     return found
 
 
-def _children(api: Kubectl, kind: ReadKind, stored: Json, namespace: str) -> Iterator[tuple[str, str]]:
-    """Yield the kind and the name of each object through which ``stored`` creates pods, such as its ReplicaSets."""
+def _children(api: Kubectl, kind: ReadKind, stored: Json, namespace: str) -> Sequence[Json]:
+    """Return the objects through which ``stored`` creates pods, such as its ReplicaSets."""
     if not kind.children:
-        return
+        return ()
     child, uid = KINDS[kind.children], stored["metadata"]["uid"]
-    for each in api.list_objects(f"{child.api}/namespaces/{segment(namespace)}/{child.plural}"):
-        if any(owner["uid"] == uid for owner in each["metadata"].get("ownerReferences") or ()):
-            yield child.kind, each["metadata"]["name"]
+    found = api.list_objects(f"{child.api}/namespaces/{segment(namespace)}/{child.plural}")
+    return [each for each in found if uid in (own["uid"] for own in each["metadata"].get("ownerReferences") or ())]
 
 
 def _is_of(refusal: ReportedObject, family: set[tuple[str, str]]) -> bool:
@@ -214,3 +237,5 @@ def why_lines(why: Why) -> Iterator[str]:
         rows = [(f"  {kind}", *cells) for kind, *cells in map(holder_cells, missing.held_by)]
         if rows:
             yield from aligned([("  HELD BY", "NAME", "CARDS", "MEMORY MiB"), *rows])
+    for hint in why.hints:
+        yield from ("", hint)

@@ -12,6 +12,9 @@ import msgspec
 from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, UNSEEN_SECONDS, Ledger
 from vcuda.quota.terms import MAX_TERMINATING_SECONDS, STORABLE_SECONDS
 
+SEEN_SECONDS = 5.0
+"""Seconds after which the watches normally have delivered an admitted pod."""
+
 
 class SettleTiming(msgspec.Struct, frozen=True):
     """The durations, in seconds, that control how ledgers are settled (recounted from the stored objects).
@@ -111,6 +114,11 @@ class ChargeAges:
         covered = watch if watch.is_of(self._written_under.get(namespace)) else None
         first = self._sightings(self._pending, namespace, ledger.pending, Sighting(now, covered))
         return Overdue.of({uid: first[uid].at + self._timing.pending_ttl for uid in ledger.pending}, now)
+
+    def unstored(self, namespace: str, ledger: Ledger, now: float) -> Overdue:
+        """Return the pending charges of pods and claims that the watches should have delivered by now."""
+        first = self._pending.get(namespace, {})
+        return Overdue.of({uid: first[uid].at + SEEN_SECONDS for uid in ledger.pending if uid in first}, now)
 
     def seconds_unseen(self, namespace: str, ledger: Ledger, uid: str, watch: Watch, now: float) -> int:
         """Return for how many seconds a pod with a pending charge may still run, although the pod is not stored.

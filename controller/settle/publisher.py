@@ -11,7 +11,7 @@ import structlog
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.k8s_types import Decoder
-from vcuda.kube import NOT_TRACKED, Kube, Reflector, segment, upsert
+from vcuda.kube import NOT_TRACKED, Kube, Reflector, objects, segment, upsert
 from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.terms import USAGE_KEY, USAGE_LABELS, USAGE_NAME
 
@@ -20,6 +20,8 @@ UNHURRIED_SECONDS = 5.0
 
 NAMESPACE_TERMINATING = "NamespaceTerminating"
 """The cause in a 403 answer: the object's namespace is being deleted (``corev1.NamespaceTerminatingCause``)."""
+
+REASON = "ChargedNotCreated"
 
 _CONFIG_MAP = Decoder(k8s_types.ConfigMap)
 
@@ -52,6 +54,8 @@ class Publisher:
         self._kube = kube
         self._lock = threading.Lock()
         self._reports: dict[str, NamespaceUse | None] = {}
+        # `_warned`: by namespace, the identity of the last Event about pods that are charged but not created.
+        self._warned: dict[str, str] = {}
         # `_written`: by namespace, the hash of the last written report, so that `_on_event` can ignore our own writes.
         self._written: dict[str, bytes] = {}
         self._log = structlog.get_logger()
@@ -86,7 +90,9 @@ class Publisher:
                 if self._reports.get(namespace) is None:
                     self._reports.pop(namespace, None)
                     self._written.pop(namespace, None)
+                    self._warned.pop(namespace, None)
             return
+        self._warn_of_unstored(use)
         text = msgspec.json.format(msgspec.json.encode(use.shortened()), indent=2).decode()
         written = _hash(text)
         # Compare the report with the last write, too, because the watch may not have delivered that write yet.
@@ -102,6 +108,15 @@ class Publisher:
             if not is_without_home(error):
                 raise
             self._log.debug("usage not published, because the namespace is deleted or terminating", namespace=namespace)
+
+    def _warn_of_unstored(self, use: NamespaceUse) -> None:
+        """Write an Event if pods are charged but not created, at most one per namespace and hour."""
+        id_ = f"unstored-{k8s_types.time_now()[:13].lower()}"
+        if use.unstored_warning and self._warned.get(use.namespace) != id_:
+            self._warned[use.namespace] = id_
+            subject = objects.InvolvedObject("v1", "ConfigMap", USAGE_NAME, use.namespace)
+            event = objects.Event(subject, id_, REASON, use.unstored_warning, "vcuda-controller", type="Warning")
+            objects.post_event_or_log(self._kube, event)
 
     def _delete_report(self, namespace: str) -> None:
         try:

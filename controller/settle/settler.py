@@ -249,7 +249,9 @@ class Settler:
     def _report(self, namespace: str, limits: NamespaceQuota, ledger: Ledger) -> None:
         pods, nodes = self.pods.pods(namespace), self._nodes.current()
         claims = self.claims.charges(namespace, self.pods.extended_claims(namespace, nodes))
-        use = report(namespace, limits, ledger, pods, nodes, claims=claims)
+        unstored = self._ages.unstored(namespace, ledger, self._clock())
+        self._look_again(namespace, unstored)
+        use = report(namespace, limits, ledger, pods, nodes, claims=claims, unstored=unstored.keys)
         (self._with_room.add if use.has_room else self._with_room.discard)(namespace)
         self._on_report(namespace, use)
 

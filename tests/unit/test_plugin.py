@@ -185,6 +185,7 @@ def test_data_have_every_field_even_at_its_default(cluster: Cluster, output: str
         "memory_reserved": 0,
         "card_memory": 0,
         "grants": [],
+        "unstored": 0,
     }
     states = {"taking_effect": False, "unregistered": "", "ledger_lost": False}
     none = {"unpinned": [], "more_unpinned": 0, **states, "warnings": []}

@@ -138,3 +138,14 @@ def test_every_manifest_is_sent_in_order_including_standard_input(cluster: Clust
     verdicts = [(verdict["object"], verdict["decision"]) for verdict in yaml.safe_load(result.stdout)]
     assert verdicts == [("Pod/b", "admitted"), ("Pod/train-0", "admitted"), ("Pod/a", "admitted")]
     assert (result.exit_code, len(cluster.asked)) == (0, 3)
+
+
+@pytest.mark.parametrize("unstored", [0.0, 6.0])
+def test_a_rejection_is_explained_by_charged_pods_that_are_not_created(
+    cluster: Cluster, manifest: Path, unstored: float
+) -> None:
+    figures = {"model": "M40", "limit": 8, "used": 8, "pending": 6, "available": 0, "unstored": unstored}
+    cluster.publish("team-a", figures)
+    cluster.refusal = ApiError(403, "exceeded quota: M40 in namespace team-a, requested: 1 card")
+    shown = explain(manifest, vcuda_pod(), output="table").stderr
+    assert ("charged to pods that are not created (6 of M40)" in shown) is bool(unstored)

@@ -15,6 +15,7 @@ from tests.unit.test_plugin_refusals import DENIED, event, store
 from vcuda.claims.names import API_PATH
 from vcuda.errors import ApiError
 from vcuda.quota.model import Charge, Limit, Shortage, Usage, exceeded
+from vcuda.quota.terms import UNSTORED_CAUSE
 
 TEAM = "/namespaces/team-a"
 TEMPLATE = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [container({"nvidia.com/gpu": "2"})]}}
@@ -77,6 +78,41 @@ def test_a_rejected_deployment_shows_the_present_decision_and_the_pods_that_use_
         "  pod      big    4",
         "  pod      small  3",
     ]
+
+
+@cases(
+    "surge, holder, waiting, hinted",
+    an_old_pod_holds_the_quota=("25%", "train-old-x1", "train-abc", True),
+    without_surge_the_old_pod_is_deleted_first=(0, "train-old-x1", "train-abc", False),
+    another_workload_holds_the_quota=("25%", "other-x1", "train-abc", False),
+    the_newest_pods_hold_the_quota=("25%", "train-abc-x1", "train-abc", False),
+)
+def test_a_rollout_that_waits_for_its_own_old_pod_is_explained(
+    cluster: Cluster, surge: str | int, holder: str, waiting: str, hinted: bool
+) -> None:
+    deployment(cluster)
+    stored = cluster.objects[f"/apis/apps/v1{TEAM}/deployments/train"]
+    stored["spec"]["strategy"] = {"rollingUpdate": {"maxSurge": surge}}
+    owners = [{"uid": "uid-train", "kind": "Deployment", "name": "x", "apiVersion": "apps/v1"}]
+    for name in ("train-old", "train-abc"):
+        found = {"metadata": {"name": name, "namespace": "team-a", "ownerReferences": owners}, "spec": {"replicas": 1}}
+        found["status"] = {"replicas": int(name != waiting)}
+        cluster.store(f"/apis/apps/v1{TEAM}/replicasets/{name}", found)
+    holders = [{"name": holder, "cores": 700, "memory": 0}]
+    cluster.publish("team-a", {"model": "H100", "limit": 8, "used": 7, "pending": 0, "available": 1, "pods": holders})
+    cluster.refusal = ApiError(403, OVER)
+    shown = run("-n", "team-a", "why", "deployment/train").stdout
+    assert ("train-old-x1, an old pod of this Deployment, holds quota" in shown) is hinted
+    assert ("maxSurge: 0" in shown) is hinted
+
+
+def test_charged_pods_that_are_not_created_are_explained(cluster: Cluster) -> None:
+    deployment(cluster)
+    figures = {"model": "H100", "limit": 8, "used": 7, "pending": 7, "available": 1, "unstored": 6.0}
+    cluster.publish("team-a", figures)
+    cluster.refusal = ApiError(403, OVER)
+    hint = f"cards of namespace team-a are charged to pods that are not created (6 of H100): {UNSTORED_CAUSE}"
+    assert run("-n", "team-a", "why", "deployment/train").stdout.splitlines()[-2:] == ["", hint]
 
 
 @cases(

@@ -15,6 +15,7 @@ from tests.replicas import Clock
 from tests.tables import cases
 from vcuda.errors import ApiError, Cause, NotFound, VcudaError
 from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
+from vcuda.quota.terms import UNSTORED_CAUSE
 from vcuda.quota.values import MIB
 
 TERMINATING = ApiError(
@@ -181,3 +182,20 @@ def test_every_figure_of_a_report_is_a_gauge() -> None:
     for name, figure in expected.items():
         labels = {"namespace": "team-a", **(M40 if name.endswith(("_cores", "_bytes")) else {})}
         assert registry.get_sample_value(f"vcuda_quota_{name}", labels) == figure, name
+
+
+def test_an_event_an_hour_names_the_likely_cause_of_charged_pods_that_are_not_created(
+    api: ApiDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = Publisher(api.kube)
+    for minute, unstored in (("10:00", 0), ("10:01", 2), ("10:02", 3), ("11:00", 3)):
+        monkeypatch.setattr("vcuda.k8s_types.time_now", lambda at=minute: f"2026-01-01T{at}:00Z")
+        publisher.report("team-a", use_of(pending=4, unstored=unstored))
+        publish(publisher)
+    events = [each for path, each in api.objects.items() if "/events/" in path]
+    assert [each["metadata"]["name"][-13:] for each in events] == ["2026-01-01t10", "2026-01-01t11"]
+    subject = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gpu-quota-usage", "namespace": "team-a"}
+    assert all(each["involvedObject"] == subject for each in events)
+    assert events[0]["message"] == (
+        f"cards of namespace team-a are charged to pods that are not created (2 of M40): {UNSTORED_CAUSE}"
+    )

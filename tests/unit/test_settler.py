@@ -246,6 +246,19 @@ def test_an_overdue_charge_is_kept_only_if_a_list_has_the_pod_that_the_watch_lac
     assert replica.uids() == (["uid-1"] if stored else [])
 
 
+def test_a_charge_that_no_watch_has_seen_stored_for_5_s_is_reported(api: ApiDouble, replica: Replica) -> None:
+    """Without an event, the settler takes another turn at this moment."""
+    settling = Settling(api, replica, PENDING)
+    settling.take_turn()
+    settling.later(4)
+    assert not settling.is_due()
+    settling.later(1)
+    assert settling.is_due()
+    settling.settle()
+    before, after = (use.models[0] for use in settling.reports[-2:] if use)
+    assert (before.pending, before.unstored, after.pending, after.unstored) == (1, 0, 1, 1)
+
+
 def test_a_ledger_without_a_limit_stays_while_a_pod_may_still_be_stored(api: ApiDouble, replica: Replica) -> None:
     Settling(api, replica, PENDING, document=NOBODY).settle()
     assert replica.uids() == ["uid-1"]

@@ -17,7 +17,7 @@ from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Shortage, Usage
-from vcuda.quota.terms import MODEL_ANNOTATION
+from vcuda.quota.terms import MODEL_ANNOTATION, UNSTORED_CAUSE
 from webhook.ledger.ledgers import (
     IDLE_SECONDS,
     MOST_NAMESPACES,
@@ -72,7 +72,8 @@ RESERVED, GONE = short_by(reserved=Charge(200)), short_by(terminating=Charge(100
             PutOff((PENDING,)),
             "over-quota-pending",
             None,
-            "quota of admitted pods that were never created is being released within 75 s",
+            "quota of admitted pods that were never created is being released within 75 s; if this lasts, "
+            + UNSTORED_CAUSE,
         ),
         (PutOff((RESERVED,), soon=True), "over-quota-reserved", 1, "2 reserved, limited: 8"),
         (PutOff((RESERVED,)), "over-quota-reserved", None, "; reserved quota is being released"),

@@ -40,6 +40,12 @@ TOLD = {
         " rotation should have renewed the certificate. One Event is written per day and certificate.",
         "Run `vcuda-certs status`, and then the command that its output names.",
     ),
+    Posted("ChargedNotCreated", "Warning"): Told(
+        "ConfigMap `gpu-quota-usage`",
+        "Pods of the namespace were admitted and charged more than 5 s ago, but no watch has seen them stored. Another"
+        " admission plugin probably rejects them after the charge. One Event is written per namespace and hour.",
+        "See [Charged pods are not created](troubleshooting.md#charged-pods-are-not-created).",
+    ),
     Posted("DeletedOverQuota", "Warning"): Told(
         "a pod",
         "With `--delete-after-evictions N`: PodDisruptionBudgets blocked the eviction of the pod N times, so the"

@@ -54,7 +54,7 @@ OURS = {
     "quota.vcuda.io/retried-at": Told(
         "annotation of a ReplicaSet, StatefulSet, DaemonSet, ReplicationController, Job, or pod without its claim",
         "set by the controller",
-        "The time when the controller last made the workload retry, because quota was released.",
+        "The time when the controller last made the workload retry, because quota was released or a node changed.",
     ),
     "quota.vcuda.io/ledger-of": Told(
         "label of a ledger (ConfigMap `gpu-ledger-NAMESPACE`)",

@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass, replace
 
-from vcuda.quota.terms import CORES_PER_CARD
+from vcuda.quota.terms import CORES_PER_CARD, UNSTORED_CAUSE
 
 MOST_PODS = 100
 """A report names at most this many pods for each model (the largest ones), and this many pods without a model."""
@@ -60,6 +60,8 @@ class ModelUse:
     """The memory of one card in MiB if only memory is limited; otherwise 0."""
     grants: tuple[GrantUse, ...] = ()
     """The grants (dated additions to the limit) that end at a known time. ``limit`` includes them."""
+    unstored: float = 0
+    """The part of ``pending`` that was admitted more than 5 s ago. These pods are probably never created."""
 
     @property
     def memory_available(self) -> int | None:
@@ -99,6 +101,15 @@ class NamespaceUse:
     """True if the ledger was lost, and charges may be missing. All unused quota is then shown as reserved."""
     warnings: tuple[str, ...] = ()
     """The reasons why the quota cannot be used, for example a model that no node has."""
+
+    @property
+    def unstored_warning(self) -> str:
+        """A warning about charged pods that are not created, with the likely cause; empty if there are none."""
+        found = ", ".join(f"{each.unstored:g} of {each.model}" for each in self.models if each.unstored)
+        if not found:
+            return ""
+        subject = f"cards of namespace {self.namespace} are charged to pods that are not created"
+        return f"{subject} ({found}): {UNSTORED_CAUSE}"
 
     @property
     def has_room(self) -> bool:

@@ -2,7 +2,7 @@
 
 import datetime
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
@@ -21,10 +21,12 @@ def report(
     nodes: Nodes,
     *,
     claims: Iterable[tuple[StoredClaim, ClaimCharge]] = (),
+    unstored: Collection[str] = (),
 ) -> NamespaceUse:
     """Return the report of one namespace. It includes all models in the quota, and all other models that are in use.
 
-    ``claims`` must not include claims that are already charged to their pod.
+    ``claims`` must not include claims that are already charged to their pod. ``unstored``: the uids of the pending
+    charges whose pods or claims should have been stored by now.
     """
     holders: dict[str, list[tuple[StoredPod | StoredClaim, Charge]]] = {}
     unpinned = []
@@ -39,7 +41,14 @@ def report(
             holders.setdefault(model, []).append((claim, charge))
     usages = ledger.usages()
     models = dict.fromkeys([*quota.limits, *usages])
-    used = tuple(_model(model, quota, usages, holders.get(model, [])) for model in models)
+    late = [each for uid, each in ledger.pending.items() if uid in unstored]
+    used = tuple(
+        replace(
+            _model(model, quota, usages, holders.get(model, [])),
+            unstored=sum(each.charge.cores for each in late if each.model == model) / CORES_PER_CARD,
+        )
+        for model in models
+    )
     use = NamespaceUse(namespace, quota.mode.value, used, tuple(sorted(unpinned)))
     return _closed(use) if ledger.lost else use
 

@@ -18,6 +18,12 @@ NEVER_FITS = "larger than the GPU quota"
 NO_MODEL_USABLE = "may use no GPU model"
 """Words of the rejection of an object that may use no model of its quota, for example because its node has no model."""
 
+UNSTORED_CAUSE = (
+    "another admission plugin probably rejects these pods after the charge, such as a ResourceQuota or a policy: "
+    "see the Events FailedCreate, for example with kubectl describe replicaset"
+)
+"""The likely cause if pods are charged but not stored, and how to find it."""
+
 MALFORMED = "malformed GPU request"
 """The first words of every refusal of a malformed request."""
 

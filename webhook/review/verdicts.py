@@ -15,7 +15,7 @@ from vcuda.k8s_types import ObjectMeta
 from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.quota import grant_words
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, cards, exceeded
-from vcuda.quota.terms import MALFORMED, OVER_QUOTA, is_namespace_name
+from vcuda.quota.terms import MALFORMED, OVER_QUOTA, UNSTORED_CAUSE, is_namespace_name
 from webhook.ledger.ledgers import (
     ChargeRequest,
     Decision,
@@ -133,7 +133,9 @@ def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
         message = f"{message}; quota of admitted pods that were never created is being released"
         if seconds := review.policy.storable_seconds:
             message = f"{message} within {seconds:g} s"
-        return put_off(review, "over-quota-pending", message, soon=soon, model=model)
+        return put_off(
+            review, "over-quota-pending", f"{message}; if this lasts, {UNSTORED_CAUSE}", soon=soon, model=model
+        )
     return put_off(review, "over-quota-unsettled", f"{message}; {DELETED_RELEASED}", soon=soon, model=model)
 
 
