@@ -31,6 +31,7 @@ from tests.e2e.cluster import Json
 from tests.e2e.dra import claim as claim_of, claims_path, request
 from vcuda.ledger.ledger import Ledger
 from vcuda.ledger.text import read_ledger
+from vcuda.quota.model import total
 
 CONNECTIONS = 16
 WARM_UP_SECONDS = 0.3
@@ -155,7 +156,7 @@ def ledger_in(config_map: Json) -> Ledger:
 
 def committed(ledger: Ledger) -> int:
     """Return how many cores the ledger counts for stored pods and claims, added up over all GPU models."""
-    return sum(charge.cores for charge in (*ledger.committed.values(), *ledger.claimed.values()))
+    return int(total((*ledger.committed.values(), *ledger.claimed.values())).cores)
 
 
 def settled(ledgers: Sequence[Ledger]) -> bool:

@@ -27,12 +27,12 @@ OWN = {"tencent.com": 256, "nvidia.com": 1}
 COUNTED = {"gpu": ("gpucores", "gpumem", "gpumem-percentage"), "vgpu-number": ("vgpu-cores", "vgpu-memory", "")}
 """For each resource that counts vGPUs: the resources for cores, memory and memory percentage of one vGPU."""
 UNITS: Mapping[str, Amounts] = {
-    "nvidia.com/mig-3g.20gb": (42, 20480, 0),
+    "nvidia.com/mig-3g.20gb": (50, 20480, 0),
     "nvidia.com/mig-7g.80gb": (100, 81920, 0),
     "deviceclass.resource.kubernetes.io/gpu.nvidia.com": (100, 0, 100),
     "nvidia.com/hostdev": NOTHING,
 }
-"""The charge for one unit of each resource. NVIDIA's MIG guide: sevenths of a card, and the memory of the profile."""
+"""The charge for one unit of each resource. NVIDIA's MIG guide: parts of a card's slices, and the memory."""
 VENDOR_RESOURCES = (
     *(f"{domain}/{name}" for domain in OWN for name in ("vcuda-core", "vcuda-memory")),
     *(f"nvidia.com/{name}" for count, shares in COUNTED.items() for name in (count, *shares) if name),

@@ -238,7 +238,7 @@ def a_burst_just_below_the_limit(world: ReservationWorld) -> None:
 
 
 def free_cores(world: ReservationWorld) -> int:
-    return LIMITS["M40"].most_cores - world.ledger().usage("M40").used.cores
+    return LIMITS["M40"].most_cores - int(world.ledger().usage("M40").used.cores)
 
 
 def little_room_beside_what_others_reserve(world: ReservationWorld) -> None:

@@ -256,7 +256,7 @@ class RunningWorld:
         return self._store.read(TEAM).ledger
 
     def used(self) -> int:
-        return self.ledger.usage(MODEL).used.cores
+        return int(self.ledger.usage(MODEL).used.cores)
 
     def check(self) -> None:
         assert self.used() >= self.held(), f"{self.held()} cores may be in use, and {self.used()} are counted"

@@ -4,6 +4,7 @@ The command lists nodes, pods, ResourceClaims and ResourceSlices, and calls the 
 labels nodes and charges pods. So this module needs the packages of the extra `server`. The rest of the plugin does not.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from vcuda.kube import Kube, QuotaPlace, is_served, segment
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.registers import Registers, read_registers
-from vcuda.quota.model import CORES_PER_CARD
+from vcuda.quota.model import CORES_PER_CARD, Cores, total
 from vcuda.requests.config import QuotaConfig, parse_config
 from vcuda.requests.resources import PLAIN_CARDS, CardWorth, GpuResources, ProductRow
 
@@ -154,7 +155,7 @@ def _look(node: k8s_types.Node, keys: NodeLabels, known: GpuResources, published
     return _Seen(node.metadata.name, node.labels, registers, facts, published, found)
 
 
-def _row(seen: _Seen, known: GpuResources, used: int) -> GpuNode:
+def _row(seen: _Seen, known: GpuResources, used: Cores) -> GpuNode:
     found, named = seen.found, known.models
     counts = found.model(named)
     row = named.rows.get(counts, ProductRow())
@@ -169,7 +170,7 @@ def _row(seen: _Seen, known: GpuResources, used: int) -> GpuNode:
         next((each.memory for each in found.seen if each.memory), None) or row.memory or None,
         found.source,
         ", ".join([*served_by, *seen.published]),
-        None if cards is None else max(round(cards * CORES_PER_CARD) - used, 0) / CORES_PER_CARD,
+        None if cards is None else max(round(cards * CORES_PER_CARD) - math.ceil(used), 0) / CORES_PER_CARD,
         tuple(found.doubts.values()),
     )
 
@@ -189,9 +190,9 @@ def _cards(seen: _Seen, known: GpuResources, model: str) -> float | None:
 
 def _used(
     kube: Kube, keys: NodeLabels, config: QuotaConfig, nodes: Nodes, slices: list[devices.PoolSlice]
-) -> Mapping[str, int]:
+) -> Mapping[str, Cores]:
     """Return the cores (hundredths of a card) that pods and claims use on each node, by the node's name."""
-    known, used = config.resources, dict[str, int]()
+    known, used = config.resources, dict[str, Cores]()
     pods: dict[str, list[StoredPod]] = {}
     for pod in _each(kube, "/api/v1/pods", lambda raw: read_stored(_POD.decode(raw), keys, known)):
         pods.setdefault(pod.namespace, []).append(pod)
@@ -209,7 +210,7 @@ def _used_by_claims(
     nodes: Nodes,
     slices: list[devices.PoolSlice],
     pods: Mapping[str, Iterable[StoredPod]],
-) -> Iterator[tuple[str, int]]:
+) -> Iterator[tuple[str, Cores]]:
     classes = {
         each.metadata.name: devices.read_class(each) for each in _each(kube, f"{API_PATH}/deviceclasses", _CLASS.decode)
     }
@@ -223,7 +224,7 @@ def _used_by_claims(
             continue
         on = found.find(claim.allocated[0])
         if on and on[1]:
-            yield on[1], sum(charge.cores for charge in price(claim).charges.values())
+            yield on[1], total(price(claim).charges.values()).cores
 
 
 def node_row(node: GpuNode) -> tuple[str, ...]:

@@ -58,7 +58,8 @@ LISTED_EVERY_SECONDS = 300.0
 class FreeQuota(msgspec.Struct, frozen=True):
     """The free quota of one GPU model.
 
-    ``cores``: in hundredths of a card; infinite if only memory is limited. ``memory``: in MiB; None if not limited.
+    ``cores``: in hundredths of a card, rounded down; infinite if only memory is limited.
+    ``memory``: in MiB; None if not limited.
     """
 
     cores: float
@@ -71,12 +72,13 @@ class FreeQuota(msgspec.Struct, frozen=True):
 
     def takes(self, charge: Charge, limit: Limit) -> bool:
         """Return True if the charge seems to fit. Return False for 0 cores, which are never refused for quota."""
+        # Like the free cores, the charge is rounded down. An unnecessary retry does no harm.
         memory_fits = self.memory is None or _least_memory(charge, limit) <= self.memory
-        return 0 < charge.cores <= self.cores and memory_fits
+        return charge.cores > 0 and math.floor(charge.cores) <= self.cores and memory_fits
 
     def without(self, charge: Charge, limit: Limit) -> "FreeQuota":
         memory = None if self.memory is None else self.memory - _least_memory(charge, limit)
-        return FreeQuota(self.cores - charge.cores, memory)
+        return FreeQuota(self.cores - math.floor(charge.cores), memory)
 
     def most_cards(self, limit: Limit) -> float:
         """Return the free quota in hundredths of a card. If only memory is limited, convert the memory to cards."""

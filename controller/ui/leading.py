@@ -1,6 +1,7 @@
 """Serves the usage page of one controller replica. The page shows data only while this replica is the leader."""
 
 import itertools
+import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -204,7 +205,7 @@ def holder_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: 
         model = pod.model_on(nodes)
         charge = pod.charge_on(nodes)
         memory = charge.memory_under(limits.get(model or "", Limit(0)))
-        rows.append(HolderRow(pod.name, model, charge.cores, memory, pod.node, pod.created))
+        rows.append(HolderRow(pod.name, model, math.ceil(charge.cores), memory, pod.node, pod.created))
     return rows
 
 
@@ -219,7 +220,7 @@ def claim_rows(
         uncounted: dict[str | None, Charge] = {None: Charge()} if taken.uncounted else {}
         for model, charge in (uncounted or taken.charges).items():
             memory = charge.memory_under(limits.get(model or "", Limit(0)))
-            yield HolderRow(claim.name, model, charge.cores, memory, node, claim.created, claim=True)
+            yield HolderRow(claim.name, model, math.ceil(charge.cores), memory, node, claim.created, claim=True)
 
 
 def cluster_cards(

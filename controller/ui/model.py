@@ -122,9 +122,9 @@ class HolderRow(msgspec.Struct, frozen=True):
 
 
 def rounded(cards: Iterable[float]) -> float:
-    """Return the sum of several numbers of cards, rounded to hundredths of a card."""
-    # Without rounding, the sum of three times 0.1 would be 0.30000000000000004.
-    return round(sum(cards) * CORES_PER_CARD) / CORES_PER_CARD
+    """Return the sum of several numbers of cards, rounded up to hundredths of a card."""
+    # Subtract rounding errors first: the sum of three times 0.1 is 0.30000000000000004.
+    return math.ceil(sum(cards) * CORES_PER_CARD - 1e-6) / CORES_PER_CARD
 
 
 def number(cards: float) -> str:

@@ -5,6 +5,7 @@ Functions of this module also await states of the ledger and of the published us
 
 import base64
 import json
+import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
@@ -345,4 +346,4 @@ def await_enforced(cluster: Cluster, namespace: str, *, enforced: bool = True) -
 
 def charged(ledger: Ledger) -> dict[str, int]:
     """Return the cores that the ledger charges, by model. They include the reservations of replicas."""
-    return {model: usage.used.cores for model, usage in ledger.usages().items()}
+    return {model: math.ceil(usage.used.cores) for model, usage in ledger.usages().items()}

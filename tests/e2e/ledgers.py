@@ -8,6 +8,7 @@ from tests.e2e.installation import LEDGERS, USAGE, Installation
 from tests.integration.reviews import gpu_pod
 from vcuda.ledger.ledger import Ledger, charges_by_model
 from vcuda.ledger.text import read_ledger
+from vcuda.quota.model import Cores
 
 
 def await_ledger(
@@ -31,7 +32,7 @@ def await_committed(installation: Installation, namespace: str, timeout: float =
     return await_ledger(installation, namespace, wanted, timeout)
 
 
-def committed(ledger: Ledger) -> dict[str, int]:
+def committed(ledger: Ledger) -> dict[str, Cores]:
     counted = charges_by_model([*ledger.committed.items(), *ledger.claimed.items()])
     return {model: charge.cores for model, charge in counted.items()}
 

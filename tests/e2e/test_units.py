@@ -75,7 +75,7 @@ def named(manifest: Json, namespace: str, name: str = "train") -> Json:
 @pytest.mark.parametrize(
     ("limits", "cores"),
     [
-        pytest.param({"nvidia.com/mig-3g.20gb": "2"}, 84, id="MIG"),
+        pytest.param({"nvidia.com/mig-3g.20gb": "2"}, 100, id="MIG"),
         pytest.param({"nvidia.com/gpu.shared": "6"}, 150, id="shared"),
         pytest.param({f"{CLASS}gpu.nvidia.com": "2"}, 200, id="a class"),
         pytest.param(
@@ -93,6 +93,35 @@ def test_every_resource_of_the_tables_is_charged_and_pinned(
     assert own.charged(namespace) == {"M40": cores}
     many = {name: str(int(amount) * 9) for name, amount in limits.items()}
     assert tenant.try_create(named(vcuda_pod(many), namespace, "more")).is_over_quota
+
+
+@pytest.mark.parametrize(
+    ("limit", "profile", "fit"),
+    [
+        pytest.param({"A30": 4}, "4g.24gb", 4, id="whole cards with four slices"),
+        pytest.param({"A100": 1}, "1g.5gb", 7, id="a seventh of a card"),
+        pytest.param({"A100": 1}, "1g.10gb", 4, id="a quarter of the memory"),
+        pytest.param({"RTX-PRO-5000": 1}, "1g.24gb-me", 2, id="without media engines"),
+    ],
+)
+def test_a_quota_admits_as_many_mig_slices_as_its_cards_have(
+    own: Installation, join: Callable[..., tuple[str, Cluster]], limit: dict[str, int], profile: str, fit: int
+) -> None:
+    """The charges of the admitted pods add up to the limit exactly."""
+    namespace, tenant = join(quota=limit)
+    [(model, cards)] = limit.items()
+    pod_of = vcuda_pod({f"nvidia.com/mig-{profile}": "1"})
+    for number in range(fit):
+        stored = tenant.create(named(pod_of, namespace, f"slice-{number}"))
+        assert stored["metadata"]["annotations"]["quota.vcuda.io/model"] == model
+    assert tenant.try_create(named(pod_of, namespace, "more")).is_over_quota
+    assert own.ledger(namespace).usage(model).used.cores == cards * 100
+
+
+def test_an_unknown_mig_profile_is_rejected(join: Callable[..., tuple[str, Cluster]]) -> None:
+    namespace, tenant = join()
+    answer = tenant.try_create(named(vcuda_pod({"nvidia.com/mig-9g.5gb": "1"}), namespace))
+    assert (answer.status, "unknown MIG profile 9g.5gb" in answer.message) == (HTTPStatus.UNPROCESSABLE_ENTITY, True)
 
 
 REFUSED = {

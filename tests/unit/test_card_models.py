@@ -3,6 +3,7 @@
 import fnmatch
 import json
 import re
+from fractions import Fraction
 
 import jsonpatch
 import msgspec
@@ -71,6 +72,7 @@ def test_a_product_has_the_model_whose_row_it_matches_or_its_own_name(product: s
 
 
 GPU, TWO = {"nvidia.com/gpu": 1}, {"nvidia.com/gpu": 2}
+SEVENTH = Fraction(100, 7)
 WHOLE = Charge(100, 0, 100)
 RENAMED = "{hami: {resources: {count: nvidia.com/vgpu}}}"
 
@@ -87,8 +89,8 @@ RENAMED = "{hami: {resources: {count: nvidia.com/vgpu}}}"
     cores_of_0=(vcuda_pod({**GPU, "nvidia.com/gpucores": 0}), WHOLE),
     a_card_of_cores=(vcuda_pod({"tencent.com/vcuda-core": 100}), WHOLE),
     a_vgpu_of_another_vendor=(vcuda_pod({"nvidia.com/vgpu-number": 1}), WHOLE),
-    a_unit=(vcuda_pod({"nvidia.com/mig-1g.5gb": 1}), Charge(14, 5120)),
-    beside_a_unit=(vcuda_pod({**GPU, "nvidia.com/mig-1g.5gb": 1}), Charge(39, 5120, 25)),
+    a_unit=(vcuda_pod({"nvidia.com/mig-1g.5gb": 1}), Charge(SEVENTH, 5120)),
+    beside_a_unit=(vcuda_pod({**GPU, "nvidia.com/mig-1g.5gb": 1}), Charge(25 + SEVENTH, 5120, 25)),
     a_class=(vcuda_pod({"deviceclass.resource.kubernetes.io/gpu.nvidia.com": 1}), WHOLE),
 )
 def test_only_a_whole_device_is_charged_the_value_of_its_model(manifest: Manifest, charge: Charge) -> None:
@@ -255,7 +257,7 @@ NARROW = "Make the pattern more specific, for example NVIDIA-A100-*GB"
         ("A100: ['A[12]']", '.A100[0]: must not contain [; got "A[12]"'),
         ("A100: ['*-?']", '.A100[0]: must have a letter or digit, so as not to match every product; got "*-?"'),
         (f"A100: [{', '.join('abc' * 11)}]", ".A100: must not have more than 32 products; got 33"),
-        ("A100: {cards: 0.125}", ".A100.cards: must have at most two decimals, for example 0.13; got 0.125"),
+        ("A100: {cards: 0.125}", ".A100.cards: must have at most two decimals, for example 0.12; got 0.125"),
         ("A100: {cards: 0}", f".A100.cards: {PART}; got 0"),
         ("A100: {cards: 1.01}", f".A100.cards: {PART}; got 1.01"),
         ("A100: {cards: '0.5'}", '.A100.cards: must be a number without quotes, for example 0.5; got "0.5"'),

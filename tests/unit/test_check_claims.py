@@ -72,7 +72,7 @@ def deployment(replicas: int, made: Manifest) -> Manifest:
     a_share=(claim(share(HAMI, cores="30", memory="4000Mi")), "admitted", "A100", "0.3 cards, 4000 MiB"),
     a_MIG_slice=(
         claim(entry("mig.nvidia.com", f"device.attributes['{NVIDIA}'].profile == '3g.20gb'")),
-        *("admitted", "A100", "0.42 cards, 20480 MiB"),
+        *("admitted", "A100", "0.5 cards, 20480 MiB"),
     ),
     more_than_there_is=(claim(entry(count=4)), "refused", "A100", "4 cards"),
     all_there_are=(claim(entry(allocationMode="All")), "refused", "", "1 card"),

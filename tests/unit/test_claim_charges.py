@@ -1,5 +1,7 @@
 """Tests of the charges of ResourceClaims for the devices of three DRA drivers, and of malformed requests."""
 
+from fractions import Fraction
+
 import pytest
 
 from examples.claims import (
@@ -23,11 +25,12 @@ from examples.claims import (
 )
 from tests.builders import MODEL, Manifest, nodes
 from tests.tables import cases
-from vcuda.claims.charges import ClaimPolicy, worth_of_profile
+from vcuda.claims.charges import ClaimPolicy
 from vcuda.claims.request import read_claim
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota
 from vcuda.requests.resources import GpuResources
 
+SEVENTH = Fraction(100, 7)
 CARD = Charge(100, 0, 100)
 QUOTA = Quota({"team-a": NamespaceQuota({"M40": Limit(800), "A100": Limit(800)})})
 UNITS = GpuResources(
@@ -117,32 +120,19 @@ def test_a_share_is_charged_by_the_published_devices_of_its_model(slices: list[o
 
 @cases(
     "asked, expected",
-    the_largest_profile_that_is_offered=(entry(MIG), Charge(42, 20 * 1024)),
-    the_profile_that_the_claim_demands=(entry(MIG, f"{PROFILE} == '1g.5gb'"), Charge(14, 5 * 1024)),
-    the_profile_among_other_conditions=(entry(MIG, f'x && {PROFILE} == "1g.5gb"', count=2), Charge(28, 10 * 1024)),
-    the_profile_that_its_class_demands=(entry("small-mig"), Charge(14, 5 * 1024)),
-    the_profile_is_not_really_demanded=(entry(MIG, f'{PROFILE} == "1g.5gb" || true'), Charge(42, 20 * 1024)),
-    the_profile_is_excluded=(entry(MIG, f'!({PROFILE} == "1g.5gb")'), Charge(42, 20 * 1024)),
-    an_unreadable_profile=(entry(MIG, f'{PROFILE} == "odd"'), CARD),
+    the_largest_profile_that_is_offered=(entry(MIG), Charge(50, 20 * 1024)),
+    the_profile_that_the_claim_demands=(entry(MIG, f"{PROFILE} == '1g.5gb'"), Charge(SEVENTH, 5 * 1024)),
+    the_profile_among_other_conditions=(
+        entry(MIG, f'x && {PROFILE} == "1g.5gb"', count=2),
+        Charge(SEVENTH, 5 * 1024) * 2,
+    ),
+    the_profile_that_its_class_demands=(entry("small-mig"), Charge(SEVENTH, 5 * 1024)),
+    the_profile_is_not_really_demanded=(entry(MIG, f'{PROFILE} == "1g.5gb" || true'), Charge(50, 20 * 1024)),
+    the_profile_is_excluded=(entry(MIG, f'!({PROFILE} == "1g.5gb")'), Charge(50, 20 * 1024)),
     no_published_partition_means_any_profile=(entry("mig-manager"), CARD),
 )
 def test_a_mig_partition_is_charged_by_its_profile(asked: Manifest, expected: Charge) -> None:
     assert charged(asked) == expected
-
-
-@pytest.mark.parametrize(
-    ("profile", "worth"),
-    [
-        ("1g.5gb", Charge(14, 5120)),
-        ("1g.10gb+me.all", Charge(14, 10240)),
-        ("4g.24gb", Charge(57, 24576)),
-        ("7g.80gb", Charge(100, 81920)),
-        ("8g.80gb", CARD),
-        ("", CARD),
-    ],
-)
-def test_the_value_of_a_profile_is_its_part_of_a_card(profile: str, worth: Charge) -> None:
-    assert worth_of_profile(profile) == worth
 
 
 @pytest.mark.parametrize(
@@ -160,6 +150,7 @@ def test_the_value_of_a_profile_is_its_part_of_a_card(profile: str, worth: Charg
         (share(core="5"), "exactly.capacity.requests[core]", "supported capacities: cores, memory"),
         (entry(capacity={"requests": {"cores": "5"}}), "exactly.capacity.requests[cores]", "capacities: memory"),
         (entry(selectors=[selector("true")] * 32), "exactly.selectors", "must not have more than 31 selectors"),
+        (entry(MIG, f'{PROFILE} == "odd"'), "exactly.selectors", "unknown MIG profile odd. Ask your administrator"),
         (first_of(entry(), entry("foo")), "firstAvailable[1].deviceClassName", "no value is configured"),
         ({"firstAvailable": []}, "", "must have the field `exactly` or the field `firstAvailable`"),
     ],

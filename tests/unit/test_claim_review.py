@@ -95,7 +95,7 @@ def test_a_claim_is_pinned_to_the_first_model_with_room_and_charged_by_its_uid()
     NVIDIA_s_driver_from_a_template=(entry(count=1, allocationMode="ExactCount"), Charge(100, 0, 100)),
     NVIDIA_s_driver_a_partition=(
         entry("mig.nvidia.com", f"device.attributes['{NVIDIA}'].profile == '3g.20gb'"),
-        Charge(42, 20480),
+        Charge(50, 20480),
     ),
     a_claim_by_HAMi_DRA_s_webhook=(
         {

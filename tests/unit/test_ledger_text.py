@@ -2,6 +2,7 @@
 
 import json
 import uuid
+from fractions import Fraction
 
 import pytest
 from hypothesis import given, strategies as st
@@ -11,7 +12,8 @@ from vcuda.ledger.ledger import MOST_PENDING, Ledger, Pending, Terminating
 from vcuda.ledger.text import read_ledger, write_ledger
 from vcuda.quota.model import Charge
 
-ANY_CHARGES = st.builds(Charge, st.integers(0, 800), st.integers(0, 10_000), st.integers(0, 800))
+ANY_PARTS = st.builds(Fraction, st.integers(0, 10**6), st.sampled_from((1, 2, 3, 6, 7, 8, 14, 42)))
+ANY_CHARGES = st.builds(Charge, st.integers(0, 800) | ANY_PARTS, st.integers(0, 10_000), st.integers(0, 800))
 ANY_MODELS = st.sampled_from(("M40", "P100", "a b"))
 ANY_UIDS = st.uuids().map(str) | st.text(max_size=40)
 ANY_COUNTS = st.dictionaries(st.text(max_size=8), ANY_CHARGES, max_size=3)
@@ -65,9 +67,14 @@ COUNTED = '{"format": 1, "committed": {}, "podResourceVersion": "", "pending": {
     a_later_releases_format='{"format": 2}',
     a_format_that_is_not_a_number='{"format": "1"}',
     a_missing_field='{"format": 1}',
-    short=COUNTED % "1, 0",
-    a_uid_without_its_end=COUNTED % '1, 0, 0, "abc"',
-    no_Base64=COUNTED % f'1, 0, 0, "{"!" * 22}"',
+    short=COUNTED % '{"cores": 1}',
+    a_uid_without_its_end=COUNTED % '{"cores": 1}, "abc"',
+    no_Base64=COUNTED % f'{{"cores": 1}}, "{"!" * 22}"',
+    a_part_of_a_core_that_is_not_exact=COUNTED % '{"cores": 14.2857}, ""',
+    a_denominator_that_no_charge_has=COUNTED % '{"cores": "100/11"}, ""',
+    a_denominator_of_0=COUNTED % '{"cores": "100/0"}, ""',
+    an_endless_numerator=COUNTED % f'{{"cores": "{"9" * 19}/7"}}, ""',
+    cores_of_another_type=COUNTED % '{"cores": true}, ""',
 )
 def test_damaged_text_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):

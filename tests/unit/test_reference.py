@@ -8,7 +8,8 @@ from click.testing import CliRunner
 
 from tools.reference import events, flags, keys, metrics, outcomes, page
 from tools.reference.sources import ROOT, sentences
-from vcuda.requests.resources import BUILT_IN, CLASS_RESOURCE, PROFILE
+from vcuda.requests.mig import PROFILE
+from vcuda.requests.resources import BUILT_IN, CLASS_RESOURCE
 
 DOCUMENTS = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),

@@ -31,7 +31,13 @@ PROOF = {
     ),
     "`nvidia.com/gpu` alone |": ("test_cores_and_memory_of_each_vgpu_are_charged",),
     "`nvidia.com/gpu` alone, on a model": ("test_only_a_whole_device_is_charged_the_value_of_its_model",),
-    "`nvidia.com/mig-3g.20gb`": ("test_a_unit_is_charged_its_count_times_its_value",),
+    "`nvidia.com/mig-3g.20gb`": (
+        "test_a_profile_is_charged_the_larger_of_its_shares_of_compute_and_memory",
+        "test_a_unit_is_charged_its_count_times_its_value",
+    ),
+    "a MIG profile that the tables": (
+        "test_an_unknown_profile_is_rejected_with_the_line_to_write_and_a_stored_one_counts_a_card",
+    ),
     "`deviceclass.resource.kubernetes.io/gpu.nvidia.com`": (
         "test_a_unit_is_charged_its_count_times_its_value",
         "test_only_the_schedulers_own_extended_resource_claims_are_admitted",

@@ -160,6 +160,14 @@ def test_rejections_at_the_same_time_are_ordered_by_path() -> None:
     assert [each.path for each in retries.oldest_first(same)] == ["a", "b", "c"]
 
 
+def test_a_workload_retries_when_the_last_slice_of_a_card_is_free() -> None:
+    """One of seven slices is 14.28… hundredths of a card. The free quota is rounded down, to 14."""
+    use = ModelUse("A100", limit=1, used=0.86, pending=0, available=0.14)
+    slices = owner({"nvidia.com/mig-1g.5gb": 1}, missing=2)
+    quota = NamespaceQuota({"A100": Limit(100)})
+    assert chosen({"A100": FreeQuota.of(use)}, slices, slices, quota=quota) == [0]
+
+
 def test_the_free_quota_is_not_modified() -> None:
     free = {"M40": FreeQuota(300)}
     assert retries.select_retries([RefusedOwner("a", "", owner())], QUOTA, free, NODES)

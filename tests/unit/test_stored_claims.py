@@ -75,7 +75,7 @@ PAIR = {"deviceClassName": NVIDIA, "count": 2}
     ),
     given_devices_of_two_models=(given(claim(PAIR), M40_CARD, A100_CARD), {"A100": ONE, "M40": ONE}),
     all_devices_that_there_are=(given(claim(ALL), *[A100_CARD] * 3), {"A100": Charge(300, 0, 300)}),
-    a_partition_by_its_class=(given(claim(MIG), SLICE), {"A100": Charge(42, 20480)}),
+    a_partition_by_its_class=(given(claim(MIG), SLICE), {"A100": Charge(50, 20480)}),
     one_that_is_known_and_one_that_is_not=(given(claim(PAIR), A100_CARD, AWAY), {"A100": TWO}),
     held_and_given_one_that_is_not_known=(given(pinned("a"), AWAY), {"A100": ONE}),
     given_nothing_that_is_known=(given(claim(), AWAY), {}),

@@ -238,7 +238,7 @@ def test_the_cards_of_a_model_are_unknown_if_one_of_its_nodes_does_not_report_th
 
 def test_devices_that_are_parts_of_cards_are_counted_as_parts() -> None:
     """With NVIDIA's own device plugin, a device may be a part of a card, here a quarter."""
-    models = CardModels({"T4-shared": ProductRow(("Tesla-T4-*",), 25)})
+    models = CardModels({"T4-shared": ProductRow(("Tesla-T4-*",), cores=25)})
     plugin = model.read_node(node({MODEL: "Tesla-T4-SHARED"}, status={"allocatable": {"nvidia.com/gpu": "4"}}), MODEL)
     cores = model.read_node(
         node({MODEL: "T4-shared"}, status={"allocatable": {"nvidia.com/gpu": "4", "tencent.com/vcuda-core": "200"}}),

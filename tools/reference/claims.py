@@ -65,6 +65,7 @@ def _told() -> Sequence[Told]:
         made.entry(allocationMode="All"),
         made.entry(adminAccess=True),
         made.entry(count=0),
+        made.entry("mig.nvidia.com", f"device.attributes['{made.NVIDIA}'].profile == '9g.5gb'"),
         made.entry(selectors=[made.selector("true")] * 32),
         made.share(cores="-5", memory="9e18", core="5"),
         {"firstAvailable": []},

@@ -232,6 +232,11 @@ def _refused() -> list[Told]:
             "Remove `mig` from the annotation, and use a model with cards that are not in MIG mode.",
         ),
         Told(
+            _answer({"nvidia.com/mig-1g.5gb": 1}, NamespaceQuota({"A30": Limit(400)})).message,
+            "Request a profile that the cards of the model have, or another model. If the cards have the profile, ask"
+            " your administrator to state their MIG slices.",
+        ),
+        Told(
             charge(CARD, TEAM, affinity=requires("M40", "P100")).message,
             "Check that a replica of the webhook is ready, and that no other webhook reverts the"
             " changes of `/mutate`. Then create the pod again. Or pin the pod to one model yourself,"
@@ -329,6 +334,7 @@ _HAMI_SHARE = {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 20, "nvidia.com/gpume
 _BESIDE = [
     pod(container({"nvidia.com/gpu.shared": 1})),
     pod(container({"deviceclass.resource.kubernetes.io/mig.nvidia.com": 1})),
+    pod(container({"nvidia.com/mig-9g.5gb": 1})),
     pod(container({}), resourceClaims=[{"name": "gpu"}]),
     pod(container({}, securityContext={"privileged": True})),
     pod(container({}, env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),

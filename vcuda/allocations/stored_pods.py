@@ -11,7 +11,7 @@ from vcuda.k8s_types import DEFAULT_GRACE_SECONDS, MIRROR_ANNOTATION, Pod
 from vcuda.placement import affinity, placement
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge
-from vcuda.requests.pod_request import NO_MODELS, PodRequest, asks_for_vcuda, read_request
+from vcuda.requests.pod_request import ModelCharges, PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.resources import BUILT_IN, MAX_PRODUCT, GpuResources
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, SCHEMES, Scheme, is_named
 
@@ -163,8 +163,8 @@ class StoredPod(msgspec.Struct, frozen=True):
     """The seconds for which the containers may run after the pod is deleted."""
     extended_claim: str = ""
     """The ResourceClaim that the scheduler created for the pod's extended resources. Only the pod is charged."""
-    on_models: Mapping[str, Charge] = NO_MODELS
-    """By GPU model of the pod's node: the charge, if it may differ from ``charge``. Used if ``model`` is None."""
+    on_models: ModelCharges | None = None
+    """The charges by GPU model of the pod's node, if ``model`` is None and they may differ from ``charge``."""
     uses_claims: bool = False
     """True if the pod names ResourceClaims, which are charged separately."""
 
@@ -174,7 +174,8 @@ class StoredPod(msgspec.Struct, frozen=True):
         return bool((self.allocation and self.allocation.is_cut) or (self.cards and self.cards.is_cut))
 
     def charge_on(self, nodes: Nodes) -> Charge:
-        return self.on_models.get(self.model_on(nodes) or "", self.charge) if self.on_models else self.charge
+        model = self.model_on(nodes) if self.on_models else None
+        return self.on_models.on(model) if self.on_models and model else self.charge
 
     def model_on(self, nodes: Nodes) -> str | None:
         """Return the model to which the pod is pinned, otherwise the model of its node; None if both are unknown."""
@@ -256,7 +257,7 @@ def read_stored(
     model = model if model and (len(model) <= MAX_PRODUCT or model in known.models.rows) else None
     allocation = read_allocation(pod, request.schemes, whole_keys=whole_keys)
     # If the scheduler created a claim for the pod, the pod gets whole cards, and no shares from a device plugin.
-    on_models = NO_MODELS if extended else request.on_models
+    on_models = None if extended else request.on_models
     return StoredPod(
         uid=metadata.uid,
         namespace=metadata.namespace,
@@ -264,7 +265,7 @@ def read_stored(
         model=model,
         node=pod.spec.node_name,
         live=not pod.has_ended,
-        charge=on_models.get(model or "", request.charge),
+        charge=on_models.on(model) if on_models and model else request.charge,
         created=metadata.creation_timestamp or "",
         allocation=allocation,
         cards=read_pod_cards(pod) if allocation and pod.spec.node_name else None,
@@ -273,7 +274,7 @@ def read_stored(
         mirror=MIRROR_ANNOTATION in pod.annotations,
         grace_seconds=_longest_grace(pod),
         extended_claim=extended,
-        on_models=NO_MODELS if model else on_models,
+        on_models=None if model else on_models,
         uses_claims=bool(pod.spec.resource_claims),
     )
 

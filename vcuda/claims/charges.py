@@ -5,7 +5,6 @@ the spec can only narrow the devices that the claim may get. So it is safe not t
 """
 
 import functools
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from decimal import ROUND_CEILING, Decimal
@@ -21,7 +20,8 @@ from vcuda.claims.products import Products
 from vcuda.errors import Fault
 from vcuda.k8s_types import Operation
 from vcuda.quota.model import Charge, Quota, total
-from vcuda.requests.resources import CLASS, MIG_PROFILE, WHOLE_CARD, GpuResources, worth_of_slices
+from vcuda.requests.mig import unknown_profile
+from vcuda.requests.resources import BUILT_IN, CLASS, WHOLE_CARD, GpuResources
 
 _MIB = 1024 * 1024
 
@@ -43,6 +43,7 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
     devices: Devices
     products: Products
     worth_of: UnitWorth
+    resources: GpuResources = BUILT_IN
 
     # `kinds` is cached, because a cluster can have many devices, and every device request of a claim needs `kinds`.
     @functools.cached_property
@@ -68,7 +69,11 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
     @functools.cached_property
     def dearest_partition(self) -> Callable[[str, str, str], Charge]:
         """A function that returns the largest charge of a driver's devices of one type, a MIG type, on a GPU model."""
-        return functools.cache(lambda *of: _peak(map(worth_of_profile, self.profiles_on(*of))))
+        return functools.cache(lambda *of: _peak(self.partition(each, of[2]) for each in self.profiles_on(*of)))
+
+    def partition(self, profile: str, model: str) -> Charge:
+        """Return the charge of a MIG partition on a GPU model; a whole card if the profile is unknown."""
+        return self.resources.worth_of_profile(profile, model) or WHOLE_CARD
 
     def offers_on(self, driver: str, device_type: str, model: str) -> tuple[DeviceOffer, ...]:
         return self.kinds.get((driver, device_type), KindOffers()).on(model)
@@ -94,7 +99,7 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
         cls, devices: Devices, model_of_node: Callable[[str], str | None], quota: Quota, resources: GpuResources
     ) -> "ClaimPolicy":
         products = Products.of(quota.models, resources.models, devices, model_of_node)
-        return cls(devices, products, lambda name: resources.unit_of(f"{CLASS}{name}"))
+        return cls(devices, products, lambda name: resources.unit_of(f"{CLASS}{name}"), resources)
 
 
 class ClaimEntry(msgspec.Struct, frozen=True, gc=False):
@@ -202,10 +207,8 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
     def _charge(self, model: str) -> Charge:
         worths = {shape: self._worth(shape, model) for shape in self._shapes}
-        dearest = (
-            (_peak(_times(worths[shape], count) for shape, count in each), n) for each, n in self._counts.items()
-        )
-        return total(_times(charge, requests) for charge, requests in dearest)
+        dearest = ((_peak(worths[shape] * count for shape, count in each), n) for each, n in self._counts.items())
+        return total(charge * requests for charge, requests in dearest)
 
     def worth(self, entry: ClaimEntry, model: str) -> Charge:
         """Return the charge for one device of ``entry``, if the claim gets devices of GPU model ``model``."""
@@ -217,9 +220,9 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
             case Kind.UNIT:
                 return found.worth
             case Kind.MIG if shape.profile:
-                return worth_of_profile(shape.profile)
+                return self.policy.partition(shape.profile, model)
             case Kind.MIG if shape.pinned is not None:
-                return _peak(map(worth_of_profile, shape.pinned))
+                return _peak(self.policy.partition(each, model) for each in shape.pinned)
             case Kind.MIG:
                 return self.policy.dearest_partition(found.driver or "", found.type, model)
             case Kind.SHARE:
@@ -265,19 +268,21 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return tuple(self._held_to(entry, lenient=False) for entry in self.entries)
 
     @functools.cached_property
-    def _constraints(self) -> Mapping[tuple[str | None, frozenset[str] | None], str]:
-        """The different pairs of a pinned model and required products, each with the path of its first entry."""
-        found: dict[tuple[str | None, frozenset[str] | None], str] = {}
+    def _constraints(self) -> Mapping[tuple[str | None, frozenset[str] | None, str], str]:
+        """The different pinned models, required products and MIG profiles, each with the path of its first entry."""
+        found: dict[tuple[str | None, frozenset[str] | None, str], str] = {}
         for entry, held in zip(self.entries, self._held, strict=True):
-            found.setdefault((held, entry.products), entry.path)
+            found.setdefault((held, entry.products, _Shape.of(entry).profile), entry.path)
         return found
 
     def _excluded_from(self, model: str) -> str | None:
         if (foreign := self.policy.products.of_model(model).foreign) is not None:
             return f"its products: {ambiguous(model, foreign)}"
-        for (held, products), path in self._constraints.items():
+        for (held, products, profile), path in self._constraints.items():
             if held not in (None, model):
                 return f"a selector of {path}, which pins the request to {held}"
+            if profile and self.policy.resources.worth_of_profile(profile, model) is None:
+                return f"{path}: {unknown_profile(profile, model)}"
             known = self._models_of_products[products]
             if known and model not in known:
                 return f"a selector of {path}, which requires a product of another model"
@@ -330,19 +335,6 @@ cores of a card. A share that requests no memory is charged all memory."""
 
 ANY_PROFILE = ""
 """The value for an unknown MIG profile. A partition with an unknown profile is charged as a whole card."""
-
-# Matches the name of a MIG profile in NVIDIA's driver. A media extension may follow the memory, as in 1g.10gb+me.
-_PROFILE = re.compile(rf"{MIG_PROFILE}(?:\+[.a-z]+)?", re.ASCII)
-
-
-def worth_of_profile(profile: str) -> Charge:
-    """Return the charge of a MIG partition; a whole card if the profile is unknown."""
-    found = _PROFILE.fullmatch(profile)
-    return worth_of_slices(found) if found else WHOLE_CARD
-
-
-def _times(charge: Charge, count: int) -> Charge:
-    return Charge(charge.cores * count, charge.memory * count, charge.card_memory * count)
 
 
 def _peak(charges: Iterable[Charge]) -> Charge:

@@ -13,6 +13,7 @@ from vcuda.claims.objects import EXACT_COUNT
 from vcuda.claims.pin import MOST_SELECTORS, ClaimPin
 from vcuda.errors import Fault
 from vcuda.k8s_types import Quantity, parse_quantity
+from vcuda.requests.mig import unknown_profile
 
 MOST_DEVICES = 32
 """The API server's limit on the devices of one claim (AllocationResultsMaxSize in k8s.io/api `resource/v1`)."""
@@ -38,6 +39,9 @@ def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
             # An entry for devices that are not GPUs is not checked, because such devices are not charged.
             elif found.is_gpu:
                 faults.extend(_shape_faults(path, read, found))
+                profile = _profile_of(read, found)
+                if found.kind is Kind.MIG and profile and policy.resources.worth_of_profile(profile) is None:
+                    faults.append(Fault(f"{path}.selectors", unknown_profile(profile)))
                 capacities, wrong = _read_capacities(path, entry, found, policy)
                 faults.extend(wrong)
                 name = "/".join(filter(None, (request.name, entry.name)))
@@ -59,6 +63,11 @@ def _config_faults(digest: ClaimDigest, entries: Iterable[ClaimEntry]) -> Iterat
             yield Fault(f"spec.devices.config[{index}].opaque", f"{message} {advice}")
 
 
+def _profile_of(read: EntryRead, found: DeviceKind) -> str:
+    """Return the MIG profile that the entry's selectors or its DeviceClass require; empty if they require none."""
+    return Facts(attributes=read.attributes).only(found.driver or "", PROFILE) or found.profile
+
+
 def _entry(path: str, name: str, read: EntryRead, found: DeviceKind, capacities: Mapping[str, Decimal]) -> ClaimEntry:
     driver, entry = found.driver or "", read.entry
     return ClaimEntry(
@@ -71,7 +80,7 @@ def _entry(path: str, name: str, read: EntryRead, found: DeviceKind, capacities:
         capacities=capacities,
         has_selectors=entry.selectors > 0,
         pins=_pins_of(read, found),
-        profile=Facts(attributes=read.attributes).only(driver, PROFILE) or found.profile,
+        profile=_profile_of(read, found),
         products=read.attributes.get((driver, PRODUCT)),
     )
 

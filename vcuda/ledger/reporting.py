@@ -10,7 +10,7 @@ from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import NO_LIMIT, Ledger
 from vcuda.ledger.report import MOST_PODS, GrantUse, ModelUse, NamespaceUse, PodUse
 from vcuda.placement.nodes import Nodes
-from vcuda.quota.model import CORES_PER_CARD, Charge, Granted, NamespaceQuota, Usage
+from vcuda.quota.model import CORES_PER_CARD, Charge, Cores, Granted, NamespaceQuota, Usage, total
 
 
 def report(
@@ -45,7 +45,7 @@ def report(
     used = tuple(
         replace(
             _model(model, quota, usages, holders.get(model, [])),
-            unstored=sum(each.charge.cores for each in late if each.model == model) / CORES_PER_CARD,
+            unstored=_shown(total(each.charge for each in late if each.model == model).cores),
         )
         for model in models
     )
@@ -78,27 +78,32 @@ def _model(
     memory = used.memory_under(limit)
     largest = sorted(holders, key=lambda each: (-each[1].cores, -each[1].memory, each[0].name))
     named = (
-        PodUse(holder.name, charge.cores, charge.memory_under(limit), isinstance(holder, StoredClaim))
+        PodUse(holder.name, math.ceil(charge.cores), charge.memory_under(limit), isinstance(holder, StoredClaim))
         for holder, charge in largest[:MOST_PODS]
     )
     return ModelUse(
         model=model,
         limit=_cards(limit.cores),
-        used=used.cores / CORES_PER_CARD,
-        pending=usage.pending.cores / CORES_PER_CARD,
-        available=None if limit.cores is None else _cards(max(limit.cores - usage.used.cores, 0)),
+        used=_shown(used.cores),
+        pending=_shown(usage.pending.cores),
+        available=None if limit.cores is None else _cards(max(limit.cores - math.ceil(usage.used.cores), 0)),
         memory_limit=limit.memory,
         memory_used=None if limit.memory is None else memory,
         pods=tuple(named),
         more_pods=max(len(largest) - MOST_PODS, 0),
-        terminating=usage.terminating.cores / CORES_PER_CARD,
-        reserved=usage.reserved.cores / CORES_PER_CARD,
-        # The reserved memory is the difference of two sums in MiB. If used and reserved memory were rounded up
+        terminating=_shown(usage.terminating.cores),
+        # Reserved cores and memory are differences of rounded sums. If used and reserved amounts were rounded up
         # separately, they could add up to more than the total.
+        reserved=(math.ceil(usage.used.cores) - math.ceil(used.cores)) / CORES_PER_CARD,
         memory_reserved=0 if limit.memory is None else usage.used.memory_under(limit) - memory,
         card_memory=limit.card_memory,
         grants=tuple(_ending(each) for each in quota.granted if each.model == model and not math.isinf(each.until)),
     )
+
+
+def _shown(cores: Cores) -> float:
+    """Return charged cards for people, rounded up to hundredths, so that no usage looks smaller than it is."""
+    return math.ceil(cores) / CORES_PER_CARD
 
 
 def _cards(cores: int | None) -> float | None:

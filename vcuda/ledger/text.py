@@ -3,13 +3,16 @@
 import base64
 import binascii
 import functools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
 
 import msgspec
 
 from vcuda.ledger.ledger import Ledger, Pending, Reservation, Terminating
 from vcuda.quota.model import Charge
+from vcuda.quota.terms import MOST_SLICES
 
 # A ledger's text must be short, because each batch of admissions writes the whole text. So the amounts of equal charges
 # are written once, and a uid takes 22 characters of base64 instead of 36. 512 pending charges take less than 20 kB.
@@ -21,6 +24,8 @@ UIDS_REMEMBERED = 8192
 of a ledger encodes all its pending uids again."""
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_FRACTION = re.compile(r"([0-9]{1,18})/([0-9]{1,3})", re.ASCII)
+_COMMON_DENOMINATOR = math.lcm(*range(1, MOST_SLICES + 1))
 _PACKED = 22
 _PADDING = "=="
 
@@ -28,9 +33,7 @@ _PADDING = "=="
 class _Group(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """Several equal charges. ``uids``: their objects' uids, 22 characters each. ``others``: keys that are not UUIDs."""
 
-    cores: int
-    memory: int
-    card_memory: int
+    charge: Charge
     uids: str
     others: tuple[str, ...] = ()
     seconds: int = 0
@@ -56,8 +59,26 @@ class _Grouped(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 _HEAD = msgspec.json.Decoder(_Format)
-_GROUPED = msgspec.json.Decoder(_Grouped)
-_ENCODER = msgspec.json.Encoder()
+
+
+def _write_cores(cores: object) -> int | str:
+    """Return an amount of cores that is not an int, for example ``100/7``."""
+    if not isinstance(cores, Fraction):
+        raise NotImplementedError(f"{type(cores)} in a ledger")
+    return cores.numerator if cores.denominator == 1 else str(cores)
+
+
+def _read_cores(_: type, written: object) -> int | Fraction:
+    if type(written) is int:
+        return written
+    found = _FRACTION.fullmatch(written) if isinstance(written, str) else None
+    if not found or not 0 < int(found[2]) <= _COMMON_DENOMINATOR or _COMMON_DENOMINATOR % int(found[2]):
+        raise ValueError(f"{written!r} is not an amount of cores")
+    return Fraction(int(found[1]), int(found[2]))
+
+
+_GROUPED = msgspec.json.Decoder(_Grouped, dec_hook=_read_cores)
+_ENCODER = msgspec.json.Encoder(enc_hook=_write_cores)
 
 
 class OtherFormat(ValueError):
@@ -104,15 +125,14 @@ def _grouped(entries: Iterable[Entry]) -> dict[str, tuple[_Group, ...]]:
 def _group(charge: Charge, uids: list[str], seconds: int) -> _Group:
     packed = [_pack(uid) for uid in uids]
     others = tuple(uid for uid, text in zip(uids, packed, strict=True) if not text)
-    return _Group(charge.cores, charge.memory, charge.card_memory, "".join(packed), others, seconds)
+    return _Group(charge, "".join(packed), others, seconds)
 
 
 def _entries(grouped: Mapping[str, tuple[_Group, ...]]) -> Iterator[Entry]:
     for model, groups in grouped.items():
         for group in groups:
-            charge = Charge(group.cores, group.memory, group.card_memory)
             for uid in (*_unpack(group.uids), *group.others):
-                yield uid, model, charge, group.seconds
+                yield uid, model, group.charge, group.seconds
 
 
 @functools.lru_cache(maxsize=UIDS_REMEMBERED)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from vcuda.quota.model import Charge, Limit, Shortage, Usage, fits, free_of
+from vcuda.quota.model import Charge, Cores, Limit, Shortage, Usage, fits, free_of
 from vcuda.quota.preference import PLACES, Rule
 from vcuda.quota.terms import would_be_pinned
 
@@ -26,7 +26,7 @@ class Option(msgspec.Struct, frozen=True, gc=False):
     """True if there is now a node of the model that can serve the object."""
     fits_a_card: bool = True
     """False if no card of the model has room for the object's largest container; True if free cards are unknown."""
-    free_cores: int = 0
+    free_cores: Cores = 0
     """The free cores of the model's cards minus the charges of pending pods; 0 if free cards are not published."""
 
     @property
@@ -84,7 +84,7 @@ def choose_regardless(options: Sequence[Option], rule: Rule) -> Choice:
 
 
 def _ranked(options: Sequence[Option], rule: Rule) -> list[Option]:
-    def rank(option: Option) -> tuple[bool, bool, int, int]:
+    def rank(option: Option) -> tuple[bool, bool, Cores, Cores]:
         absent, unfit = not option.present, not option.fits_a_card
         if rule is not Rule.MOST_FREE:
             return absent, unfit, 0, 0

@@ -17,6 +17,7 @@ from vcuda.placement.serving import serve, unserved
 from vcuda.quota.model import Charge, NamespaceQuota, Usage, mebibytes
 from vcuda.quota.preference import Rule, ordered_models
 from vcuda.quota.terms import MODELS_ANNOTATION, NO_MODEL_USABLE
+from vcuda.requests.mig import unknown_profile
 from vcuda.requests.pod_request import PodRequest
 from vcuda.requests.resources import NO_ROWS, CardModels
 
@@ -73,7 +74,9 @@ def find_candidates(
         for model in quota.limits
     }
     unwanted = {model: next((why for why in each if isinstance(why, str)), None) for model, each in selected.items()}
-    unwanted |= {model: why for model in quota.limits if (why := _too_small(model, request, nodes))}
+    # Each profile is looked up here, and again for the charge.
+    check(2 * len(quota.limits) * len(request.on_models.profiles) if request.on_models else 0)
+    unwanted |= {model: why for model in quota.limits if (why := _without_card(model, request, nodes))}
     ordered, rule = ordered_models(pod.annotations, quota)
     for model in quota.limits.keys() - set(ordered):
         unwanted[model] = f"{model} is excluded by annotation {MODELS_ANNOTATION}"
@@ -93,7 +96,9 @@ def find_candidates(
     return Candidates(models, present, excluded, rule, free, no_fitting_card)
 
 
-def _too_small(model: str, request: PodRequest, nodes: Nodes) -> str | None:
+def _without_card(model: str, request: PodRequest, nodes: Nodes) -> str | None:
+    if request.on_models and (profile := request.on_models.unknown_profile(model)):
+        return f"{model} is excluded: {unknown_profile(profile, model)}"
     row = nodes.named.rows.get(model)
     registered = (nodes.registered_cards.get((scheme.name, model), ()) for scheme in request.schemes)
     memory = row.memory if row and row.memory else max(itertools.chain(*registered), default=0)

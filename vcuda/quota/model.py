@@ -6,7 +6,10 @@ All values here are already checked. ``vcuda.quota.document`` reads a quota from
 import enum
 import functools
 import math
+import numbers
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -67,6 +70,14 @@ class Allowance(enum.StrEnum):
     """The annotation by which a pod requests an amount of a card's memory from the scheduler KAI."""
 
 
+if TYPE_CHECKING:
+    Cores = int | Fraction
+else:
+    # msgspec decodes no union of int and Fraction. It passes each value of this abstract type to a hook of the decoder.
+    Cores = numbers.Rational
+"""Hundredths of a card. Only the charges of MIG profiles are not whole, for example 100/7. They are exact."""
+
+
 class Limit(msgspec.Struct, frozen=True):
     """The limit of one GPU model in one namespace.
 
@@ -93,7 +104,7 @@ class Limit(msgspec.Struct, frozen=True):
         """The cards that pods may use under this limit if they request whole cards, in hundredths of a card."""
         return self.cores_in(self.memory or 0) if self.cores is None else self.cores
 
-    def free_cores(self, used: "Charge") -> int:
+    def free_cores(self, used: "Charge") -> Cores:
         """Return the free quota for whole cards, in hundredths of a card; negative if the usage exceeds the limit."""
         if self.cores is None:
             return self.cores_in((self.memory or 0) - used.memory_under(self))
@@ -245,7 +256,7 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     ``card_memory`` to MiB by the present limit. So a recorded charge stays correct if the limit changes.
     """
 
-    cores: int = 0
+    cores: Cores = 0
     memory: int = 0
     card_memory: int = 0
 
@@ -254,6 +265,13 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     def __sub__(self, other: "Charge") -> "Charge":
         return Charge(self.cores - other.cores, self.memory - other.memory, self.card_memory - other.card_memory)
+
+    def __mul__(self, count: int) -> "Charge":
+        return Charge(self.cores * count, self.memory * count, self.card_memory * count)
+
+    def mean(self, count: int) -> "Charge":
+        """Return the charge divided by ``count``, with each amount rounded up."""
+        return Charge(-(-self.cores // count), -(-self.memory // count), -(-self.card_memory // count))
 
     def peak(self, other: "Charge") -> "Charge":
         """Return the larger of each amount of two charges, as Kubernetes does for init containers and containers."""
@@ -288,7 +306,8 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 def total(charges: Iterable[Charge]) -> Charge:
     # sum() would be slow, because it creates a Charge for each addition. This function runs for every pod.
-    cores = memory = card_memory = 0
+    cores: Cores = 0
+    memory = card_memory = 0
     for charge in charges:
         cores += charge.cores
         memory += charge.memory
@@ -365,12 +384,12 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
         render, most = (cards, limit.cores) if in_cores else (mebibytes, limit.memory)
 
         def amount(charge: Charge) -> int:
-            return charge.cores if in_cores else charge.memory_under(limit)
+            return math.ceil(charge.cores) if in_cores else charge.memory_under(limit)
 
         def bare(amount: int) -> str:
             return render(amount).partition(" ")[0]
 
-        # The requested and the reserved memory are differences of rounded sums, so that the message's numbers add up.
+        # The requested and the reserved amounts are differences of rounded sums, so that the message's numbers add up.
         used, total = amount(usage.in_use), amount(usage.used)
         asked = amount(usage.used + self.asked) - total
         missing = "can never fit" if self.can_never_fit else f"{bare(total + asked - (most or 0))} more needed"
@@ -397,5 +416,5 @@ def free_of(limit: Limit, usage: Usage) -> str:
         used, in_use = usage.used.memory_under(limit), usage.in_use.memory_under(limit)
         free = f"{(limit.memory or 0) - used} of {limit} free"
         return f"{free}, {used - in_use} reserved" if used > in_use else free
-    free = f"{cards(limit.cores - usage.used.cores)} of {cards(limit.cores)} free"
+    free = f"{cards(math.floor(limit.cores - usage.used.cores))} of {cards(limit.cores)} free"
     return f"{free}, {cards(usage.reserved.cores).partition(' ')[0]} reserved" if usage.reserved.cores else free

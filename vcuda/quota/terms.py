@@ -4,9 +4,14 @@ The plugin is shipped without binary packages. So this module imports only the s
 """
 
 import enum
+import math
 import re
+from fractions import Fraction
 
 CORES_PER_CARD = 100
+
+MOST_SLICES = 8
+"""The most compute slices and memory slices of one card. So the denominator of each charge divides 840."""
 
 OVER_QUOTA = "exceeded quota"
 """The first words of a rejection that ends when quota becomes free. Kubernetes' ResourceQuota writes the same words.
@@ -87,9 +92,12 @@ def would_be_pinned(model: str) -> str:
     return f"would be pinned to {model}"
 
 
-def cards(cores: int) -> str:
-    """Return hundredths of a card as text: 800 is ``8 cards``, 100 ``1 card``, 250 ``2.5 cards``."""
-    amount = f"{cores / CORES_PER_CARD:.2f}".rstrip("0").rstrip(".")
+def cards(cores: int | Fraction) -> str:
+    """Return hundredths of a card as text: 800 is ``8 cards``, 100 ``1 card``, 250 ``2.5 cards``.
+
+    Parts of hundredths, which MIG profiles have, are rounded up, so that no usage looks smaller than it is.
+    """
+    amount = f"{math.ceil(cores) / CORES_PER_CARD:.2f}".rstrip("0").rstrip(".")
     return f"{amount} card" if amount == "1" else f"{amount} cards"
 
 

@@ -5,6 +5,7 @@ For example::
     A100: [NVIDIA-A100-*GB]                                        # names of products, as in a node's label
     A100-shared: {products: [NVIDIA-A100-*-SHARED], cards: 0.25}   # one nvidia.com/gpu is a quarter of a card
     L40S: {memory: 46068Mi}                                        # the memory of one card
+    A30: {mig: {slices: 4, memory: 4}}                             # the MIG slices of one card
 
 A product is the value of a node's model label, or the ``productName`` of a DRA device. Comparisons of products ignore
 letter case, and treat a space as ``-``. In an entry of ``gpu_models``, ``*`` stands for any text and ``?`` for one
@@ -14,13 +15,14 @@ character. A product that no entry matches is a model of the same name.
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
 from typing import Annotated, NamedTuple
 
 import pydantic
 from pydantic_core import ErrorDetails, ValidationError
 
 from vcuda.quota.document import check_text
-from vcuda.quota.model import CORES_PER_CARD
+from vcuda.quota.terms import CORES_PER_CARD, MOST_SLICES
 from vcuda.quota.values import (
     StrictModel,
     WrongValueError,
@@ -34,6 +36,7 @@ from vcuda.quota.values import (
 )
 from vcuda.quota.yaml import KeyPath, Plain
 from vcuda.requests.folding import fold
+from vcuda.requests.mig import MigSlices
 from vcuda.requests.resources import MAX_PRODUCT, WILDCARDS, CardModels, ProductRow
 
 MAX_PRODUCTS = 32
@@ -98,12 +101,29 @@ def _read_products(value: object) -> tuple[object, ...]:
     return tuple(value)
 
 
+def read_slices(value: object) -> int:
+    if not isinstance(value, Decimal) or value not in range(1, MOST_SLICES + 1):
+        raise WrongValueError(f"must be a whole number of slices from 1 to {MOST_SLICES}; got {shown(value)}")
+    return int(value)
+
+
+class _MigEntry(StrictModel):
+    slices: Annotated[int, pydantic.PlainValidator(read_slices)]
+    memory: Annotated[int, pydantic.PlainValidator(read_slices)]
+
+
 class _ModelEntry(StrictModel):
     products: Annotated[
         tuple[Annotated[str, pydantic.PlainValidator(read_product)], ...], pydantic.BeforeValidator(_read_products)
     ] = ()
     cards: Annotated[int, pydantic.PlainValidator(read_cores_of_device)] = CORES_PER_CARD
     memory: Annotated[int, pydantic.PlainValidator(read_memory)] = 0
+    mig: _MigEntry | None = None
+
+    @property
+    def row(self) -> ProductRow:
+        mig = MigSlices(self.mig.slices, self.mig.memory) if self.mig else None
+        return ProductRow(self.products, self.memory, mig, cores=self.cards)
 
 
 _ENTRIES = pydantic.TypeAdapter(dict[Annotated[str, pydantic.AfterValidator(read_label_value)], _ModelEntry])
@@ -125,7 +145,7 @@ def _read_models(tree: Plain, limited: Iterable[str]) -> CardModels:
     except ValidationError as error:
         found = error.errors(include_url=False)
         raise_faults((_in_text(details["loc"], bare), _sentence(details)) for details in found)
-    rows = {name: ProductRow(entry.products, entry.cards, entry.memory) for name, entry in entries.items()}
+    rows = {name: entry.row for name, entry in entries.items()}
     raise_faults((_in_text(place, bare), why) for place, why in _overlaps(rows, limited))
     return CardModels(rows)
 
@@ -202,5 +222,7 @@ def _common(one: str, other: str) -> str | None:
 
 
 def _sentence(details: ErrorDetails) -> str:
+    if "mig" in details["loc"][1:]:
+        return sentence(details, _MigEntry, "must be the slices of one card, for example {slices: 7, memory: 8}")
     example = "[NVIDIA-A100-*GB], or {products: […], cards: 0.25}" if details["loc"] else "A100: [NVIDIA-A100-*GB]"
     return sentence(details, _ModelEntry, f"must be the products of a model, for example {example}")

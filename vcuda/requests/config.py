@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from decimal import Decimal
 from typing import Annotated, TypeVar
 from zoneinfo import ZoneInfo
 
@@ -15,7 +14,9 @@ from vcuda.errors import Fault, QuotaFault
 from vcuda.quota import document, grant_entries, times, values
 from vcuda.quota.card_memory import with_card_memory
 from vcuda.quota.model import SYSTEM_NAMESPACES, Charge, Quota
+from vcuda.quota.yaml import Plain
 from vcuda.requests import card_models, scheme_settings
+from vcuda.requests.mig import PROFILE
 from vcuda.requests.resources import BUILT_IN, CLASS, CLASS_RESOURCE, NO_ROWS, NOT_FIXED, GpuResources, is_resource
 from vcuda.requests.schemes import SCHEMES
 
@@ -98,15 +99,16 @@ def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
     taken: GpuResources = info.context or BUILT_IN
     if scheme := taken.scheme_of.get(name):
         raise values.WrongValueError(f"must not be listed, because this resource belongs to scheme {scheme.name}")
-    if name in NOT_FIXED or BUILT_IN.unit_of(name) is not None:
+    if name in NOT_FIXED or (BUILT_IN.unit_of(name) is not None and not name.startswith(PROFILE)):
         raise values.WrongValueError("must not be listed, because the charge of this resource is built in")
     return name
 
 
 def read_worth(value: object) -> int:
-    if isinstance(value, Decimal) and value.is_finite() and value <= 0:
+    cores = values.read_cores(value)
+    if not cores:
         raise values.WrongValueError("must be above 0. For a resource that is not a GPU, write {}")
-    return values.read_cores(value)
+    return cores
 
 
 def read_memory_of_unit(value: object) -> int:
@@ -142,5 +144,11 @@ def parse_units(text: str, taken: GpuResources) -> Mapping[str, Charge]:
     def sentence(details: ErrorDetails) -> str:
         return values.sentence(details, _UnitEntry, "must be a mapping, for example amd.com/gpu: {cards: 1}")
 
-    entries = document.check_text(text, lambda tree: _UNITS.validate_python(tree, context=taken), sentence)
+    def read(tree: Plain) -> Mapping[str, _UnitEntry]:
+        entries = _UNITS.validate_python(tree, context=taken)
+        free = (name for name, entry in entries.items() if name.startswith(PROFILE) and not entry.cards)
+        values.raise_faults(((name,), "must have `cards`, because a MIG profile is a GPU") for name in free)
+        return entries
+
+    entries = document.check_text(text, read, sentence)
     return {name: entry.worth for name, entry in entries.items()}

@@ -1,7 +1,7 @@
 """Reads the GPU request of a pod, computes the charge (quota that the pod takes), and finds faults in the request."""
 
+import math
 import re
-import types
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
@@ -9,7 +9,8 @@ import msgspec
 from vcuda.errors import Fault, cut
 from vcuda.k8s_types import Check, Container, Pod, Quantity, no_check, parse_whole
 from vcuda.quota.model import CORES_PER_CARD, Charge, total
-from vcuda.requests.resources import BUILT_IN, NOTHING, PLAIN_CARDS, CardWorth, GpuResources
+from vcuda.requests.mig import PROFILE
+from vcuda.requests.resources import BUILT_IN, NOTHING, PLAIN_CARDS, WHOLE_CARD, CardWorth, GpuResources
 from vcuda.requests.schemes import Scheme
 from vcuda.requests.share_limits import ShareLimits
 
@@ -18,15 +19,38 @@ NONE = (0, "0")
 """The amount zero of a resource, as a number (people may write one) and as a string (the API server stores one)."""
 MOST_UNITS = 10_000_000
 """The most units of one resource in a container: 2,000 for each of the 5,000 nodes that Kubernetes supports."""
-NO_MODELS: Mapping[str, Charge] = types.MappingProxyType({})
 _PERCENT = re.compile(r"[0-9]{1,3}", re.ASCII)
+
+
+class ModelCharges(msgspec.Struct, frozen=True, gc=False):
+    """The charges of a pod by GPU model, if they may differ."""
+
+    otherwise: Charge
+    """The charge on a model that is not in ``by_model``, without the MIG profiles."""
+    by_model: Mapping[str, Charge]
+    profiles: tuple[tuple[str, int], ...]
+    """The MIG profiles that the pod requests, each with the number of its slices of cards."""
+    known: GpuResources
+
+    def on(self, model: str) -> Charge:
+        charge = self.by_model.get(model, self.otherwise)
+        for profile, count in self.profiles:
+            # A new pod with an unknown profile is rejected. A stored pod is charged a card for each.
+            charge += (self.known.worth_of_profile(profile, model) or WHOLE_CARD) * count
+        return charge
+
+    def unknown_profile(self, model: str) -> str | None:
+        """Return the first requested MIG profile that the cards of a GPU model do not have."""
+        unknown = (each for each, _ in self.profiles if self.known.worth_of_profile(each, model) is None)
+        return next(unknown, None)
 
 
 class PodRequest(msgspec.Struct, frozen=True, gc=False):
     """The GPU request of a pod."""
 
     charge: Charge
-    """The charge of the request. If there are faults, the charge covers only the part that could be read."""
+    """The charge of the request. If there are faults, the charge covers only the part that could be read.
+    It is the largest charge of MIG profiles, which differs by GPU model."""
     schemes: tuple[Scheme, ...]
     faults: tuple[Fault, ...] = ()
     """The faults of the request. A pod with faults is refused if the quota of its namespace is enforced."""
@@ -36,8 +60,8 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     """True if the pod requests a unit: a GPU resource of no vendor's scheme (set of resources), such as a MIG slice."""
     has_share: bool = False
     """True if a container requests a share: less than all cores of a card."""
-    on_models: Mapping[str, Charge] = NO_MODELS
-    """The pod's charge by GPU model, for the models on which it may differ from ``charge``."""
+    on_models: ModelCharges | None = None
+    """The pod's charges by GPU model; None if every model has the charge ``charge``."""
     limits: tuple[ShareLimits, ...] = ()
     """Descriptions of the vendors' libraries that may limit the pod's containers to their shares of cards."""
     share_memory: int = 0
@@ -46,7 +70,7 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     """The requested schemes whose register (the node annotation that lists the cards) the pod's node must have."""
 
     def charge_on(self, model: str) -> Charge:
-        return self.on_models.get(model, self.charge)
+        return self.on_models.on(model) if self.on_models else self.charge
 
     @property
     def asks(self) -> bool:
@@ -131,29 +155,45 @@ def read_request(pod: Pod, known: GpuResources = BUILT_IN, check: Check = no_che
             for kind in request.charges:
                 kinds.setdefault(kind, []).append((path, container, request))
 
+    profiles = [kind for kind in kinds if kind.startswith(PROFILE)]
+    others = [kind for kind in kinds if not kind.startswith(PROFILE)] if profiles else kinds
+
     def charge_of(worth: CardWorth) -> Charge:
-        return total(_effective_charge(asking, kind, worth) for kind, asking in kinds.items())
+        return total(_effective_charge(kinds[kind], kind, worth) for kind in others)
 
     worths = known.worths if any(request.plain or request.by_memory for request in requests) else {}
     different = {*worths.values(), CardWorth()}
     check((len(different) - 1) * sum(map(len, kinds.values())))
     by_worth = {worth: charge_of(worth) for worth in different}
+    otherwise = by_worth[CardWorth()]
+    by_profile = {kind: _effective_charge(kinds[kind], kind, CardWorth()) for kind in profiles}
+    on_models = None
+    if worths or profiles:
+        by_model = {model: by_worth[worth] for model, worth in worths.items()}
+        counts = tuple(
+            (kind.removeprefix(PROFILE), _count(each, known.unit_of(kind))) for kind, each in by_profile.items()
+        )
+        on_models = ModelCharges(otherwise, by_model, counts, known)
     per_card = [request.cores_per_card for request in requests]
     share = min(max(per_card, default=0), CORES_PER_CARD)
     by_units = len(kinds) > len(schemes)
     faults += _core_limit_faults(pod, requests)
     return PodRequest(
-        by_worth[CardWorth()],
+        total((otherwise, *by_profile.values())),
         schemes,
         tuple(faults),
         share,
         by_units,
         any(0 < each < CORES_PER_CARD for each in per_card),
-        {model: by_worth[worth] for model, worth in worths.items()} if worths else NO_MODELS,
+        on_models,
         tuple(dict.fromkeys(limits for request in requests for limits in request.limits)),
         max((request.memory_per_card for request in requests), default=0),
         _in_order(each.scheme for each in requests if each.scheme and each.needs_register),
     )
+
+
+def _count(charge: Charge, worth: Charge | None) -> int:
+    return int(charge.cores // worth.cores) if worth and worth.cores else 0
 
 
 def _effective_charge(asking: Iterable[tuple[str, Container, ContainerCharge]], kind: str, worth: CardWorth) -> Charge:
@@ -251,11 +291,10 @@ def _read_units(base: str, asked: Mapping[str, int], known: GpuResources) -> tup
         if worth is None:
             continue
         # One unit may be charged several cards. The unit takes at most all 100 cores of each of these cards.
-        per_card = max(per_card, min(worth.cores, CORES_PER_CARD)) if count else per_card
+        per_card = max(per_card, min(math.ceil(worth.cores), CORES_PER_CARD)) if count else per_card
         if count > MOST_UNITS:
             faults.append(_fault(base, name, f"must be at most {MOST_UNITS}; got {count}"))
-        counted = min(count, MOST_UNITS)
-        charges[name] = Charge(counted * worth.cores, counted * worth.memory, counted * worth.card_memory)
+        charges[name] = worth * min(count, MOST_UNITS)
     return charges, per_card, faults
 
 

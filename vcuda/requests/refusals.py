@@ -11,6 +11,7 @@ from vcuda.errors import Fault, cut
 from vcuda.k8s_types import Container, EnvVar, Pod
 from vcuda.quota.model import Allowance
 from vcuda.requests import runtime_devices
+from vcuda.requests.mig import PROFILE, unknown_profile
 from vcuda.requests.pod_request import NONE, PodRequest, resources_of
 from vcuda.requests.resources import NOT_FIXED, GpuResources, unit_name
 from vcuda.requests.runtime_devices import RuntimeClasses
@@ -249,6 +250,8 @@ def _how_to_count(resource: str) -> str:
     name = unit_name(resource)
     if name in NOT_FIXED:
         return NOT_FIXED[name]
+    if name.startswith(PROFILE):
+        return unknown_profile(name.removeprefix(PROFILE))
     return (
         "unknown GPU resource: no value is configured for it. Ask your administrator to add a line to `gpu_units` in "
         f"the quota ConfigMap: `{name}: {{cards: 1}}` with the number of cards of one unit, or `{name}: {{}}` if "

@@ -14,10 +14,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from vcuda.k8s_types import can_be_name
 from vcuda.quota.model import CORES_PER_CARD, Allowance, Charge
 from vcuda.requests.folding import fold
+from vcuda.requests.mig import PROFILE, MigCharges, MigModel, read_profile
 from vcuda.requests.schemes import SCHEMES, Scheme
 from vcuda.requests.share_limits import ShareLimits
 
@@ -97,11 +99,6 @@ resources, a slash and the beginning of the accelerators' resource names follow.
 _TELLING_WORD = r"(?=[^/]*/)(?:.*[^a-z0-9])?(?:[a-z]?gpu|npu|tpu|vcuda)s?[0-9]*(?![a-z0-9])"
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
-# `_MIG` matches the resources of MIG strategy "mixed". A suffix for media engines may follow, as in mig-1g.10gb.me.
-MIG_PROFILE = r"([1-7])g\.([1-9][0-9]{0,3})gb"
-_MIG = re.compile(rf"nvidia\.com/mig-{MIG_PROFILE}(?:\.[a-z]+)*", re.ASCII)
-_MIG_SLICES = 7
-PROFILE = "nvidia.com/mig-"
 LONGEST = 253 + len("/") + 63
 """The maximum length of a resource's name, which consists of a domain, a slash and a name."""
 
@@ -131,15 +128,11 @@ def _literal(text: str) -> str:
     return "".join("." if each == "?" else re.escape(each) for each in text)
 
 
-class ProductRow(msgspec.Struct, frozen=True):
+class ProductRow(MigModel, frozen=True):
     """The entry of one GPU model in key ``gpu_models`` of the quota ConfigMap."""
 
-    products: tuple[str, ...] = ()
-    """Patterns of the names of the model's products, as they are written in the ConfigMap."""
     cores: int = CORES_PER_CARD
     """The cores (hundredths of a card) of one device, such as one nvidia.com/gpu, on nodes of the model."""
-    memory: int = 0
-    """The memory of one card of the model in MiB; 0 if it is unknown."""
 
 
 class CardWorth(NamedTuple):
@@ -258,10 +251,29 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return {resource: scheme for scheme in self.schemes for resource in scheme.resources}
 
     def unit_of(self, resource: str) -> Charge | None:
-        """Return the charge of one unit of a resource that is in no scheme; None if the charge is unknown."""
+        """Return the charge of one unit of a resource that is in no scheme; None if the charge is unknown.
+
+        The charge of a MIG profile is the largest on any GPU model, or a whole card if the profile is unknown.
+        """
         name = unit_name(resource)
         worth = self.own_units.get(name) or BUILT_IN_UNITS.get(name)
-        return worth or (worth_of_profile(name) if name.startswith(PROFILE) else None)
+        if worth is None and name.startswith(PROFILE):
+            return self.worth_of_profile(name.removeprefix(PROFILE)) or WHOLE_CARD
+        return worth
+
+    def worth_of_profile(self, profile: str, model: str | None = None) -> Charge | None:
+        """Return the charge of a MIG profile on a GPU model (None: the largest on any model); None if it is unknown."""
+        name = read_profile(profile)
+        for each in (profile.replace("+", "."), name):
+            if (own := self.own_units.get(f"{PROFILE}{each}")) is not None:
+                return own
+        if not name:
+            return None
+        return self._mig.anywhere(name) if model is None else self._mig.on(name, model)
+
+    @functools.cached_property
+    def _mig(self) -> MigCharges:
+        return MigCharges(self.models.rows)
 
     def counts(self, resource: str) -> bool:
         return resource in self.scheme_of or self.unit_of(resource) not in (None, NOTHING)
@@ -269,7 +281,11 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
     def is_unknown_gpu(self, resource: str) -> bool:
         """Return whether a resource is probably a GPU, although this system does not know its charge."""
         # The API server rejects a resource name that is longer than `LONGEST` (IsQualifiedName).
-        if len(resource) > LONGEST or resource in self.scheme_of or self.unit_of(resource) is not None:
+        if len(resource) > LONGEST or resource in self.scheme_of:
+            return False
+        if resource.startswith(PROFILE):
+            return self.worth_of_profile(resource.removeprefix(PROFILE)) is None
+        if self.unit_of(resource) is not None:
             return False
         return resource.startswith(CLASS_RESOURCE) or _ACCELERATOR.match(resource) is not None
 
@@ -284,8 +300,8 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         # Until a pod is placed, its devices may come from a DRA driver, for which one nvidia.com/gpu is a whole card.
         if PLAIN_CARDS not in extended or all(row.cores == CORES_PER_CARD for row in self.models.rows.values()):
             return self
-        rows = {model: ProductRow(row.products, memory=row.memory) for model, row in self.models.rows.items()}
-        return msgspec.structs.replace(self, models=CardModels(rows))
+        rows = {model: replace(row, cores=CORES_PER_CARD) for model, row in self.models.rows.items()}
+        return replace(self, models=CardModels(rows))
 
     def with_registered(self, cards: RegisteredCards) -> "GpuResources":
         """Return the resources of a cluster in whose node registers (annotations) the vendors list these ``cards``.
@@ -304,7 +320,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
             smallest = min(filter(None, (worth.memory, *memories)), default=0)
             worths[model] = CardWorth(cores, smallest if priced and not row.memory else worth.memory)
         changed = {model: worth for model, worth in worths.items() if worth != usual.get(model, CardWorth())}
-        return msgspec.structs.replace(self, registered=changed) if changed else self
+        return replace(self, registered=changed) if changed else self
 
 
 BUILT_IN = GpuResources()
@@ -319,14 +335,3 @@ def is_resource(name: str) -> bool:
 def unit_name(resource: str) -> str:
     """Return the name that a container's resource has in key ``gpu_units`` of the quota ConfigMap."""
     return CLASS + resource.removeprefix(CLASS_RESOURCE) if resource.startswith(CLASS_RESOURCE) else resource
-
-
-def worth_of_profile(name: str) -> Charge | None:
-    """Return the charge of one MIG slice if ``name`` is the resource of a MIG profile; otherwise None."""
-    profile = _MIG.fullmatch(name)
-    return worth_of_slices(profile) if profile else None
-
-
-def worth_of_slices(profile: re.Match[str]) -> Charge:
-    """Return the charge of one MIG slice with this profile. ``profile``: a match of the pattern `MIG_PROFILE`."""
-    return Charge(CORES_PER_CARD * int(profile[1]) // _MIG_SLICES, int(profile[2]) * 1024)

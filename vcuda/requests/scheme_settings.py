@@ -24,7 +24,8 @@ from vcuda import k8s_types
 from vcuda.quota.document import check_text
 from vcuda.quota.values import StrictModel, WrongValueError, raise_faults, sentence, shown, suggestion
 from vcuda.quota.yaml import Plain
-from vcuda.requests.resources import BUILT_IN_UNITS, CLASS_RESOURCE, PLAIN_CARDS, is_resource, worth_of_profile
+from vcuda.requests.mig import PROFILE
+from vcuda.requests.resources import BUILT_IN_UNITS, CLASS_RESOURCE, PLAIN_CARDS, is_resource
 from vcuda.requests.schemes import SCHEMES, Scheme
 
 MAX_MEMORY_MIB = 1024 * 1024
@@ -46,7 +47,7 @@ def read_resource(value: object) -> str:
     if not isinstance(value, str) or not is_resource(value):
         raise WrongValueError(f"must be the name of a resource, for example nvidia.com/vgpu; got {shown(value)}")
     is_unit = value in BUILT_IN_UNITS and value != PLAIN_CARDS
-    if is_unit or value.startswith(CLASS_RESOURCE) or worth_of_profile(value):
+    if is_unit or value.startswith((CLASS_RESOURCE, PROFILE)):
         raise WrongValueError("must be a resource that only this scheme has; the charge of this resource is built in")
     return value
 

@@ -4,6 +4,7 @@ The command `check` decides the reviews in its own process. The project's demo s
 """
 
 import asyncio
+import math
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
@@ -70,7 +71,7 @@ class Row(msgspec.Struct, frozen=True):
         """Return the row as JSON. ``cards`` and ``memory_mib`` are the charge of each pod or claim."""
         fields = msgspec.structs.asdict(self)
         del fields["charge"]
-        return {**fields, "cards": self.charge.cores / CORES_PER_CARD, "memory_mib": self.charge.memory}
+        return {**fields, "cards": math.ceil(self.charge.cores) / CORES_PER_CARD, "memory_mib": self.charge.memory}
 
 
 def exit_status(rows: Iterable[Row], *, strict: bool) -> int:

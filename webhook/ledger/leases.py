@@ -121,7 +121,7 @@ def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
     charges: dict[str, Charge] = {}
     full_seconds = math.inf
     for model, (number, charged) in demand.recent().items():
-        mean = Charge(*(math.ceil(part / number) for part in msgspec.structs.astuple(charged)))
+        mean = charged.mean(number)
         if not mean.cores or model not in quota.limits:
             continue
         room = _room(quota.limits[model], ledger.usage(model).used, mean)
@@ -129,7 +129,7 @@ def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
         wanted = max(math.ceil(number * TARGET_SECONDS / demand.seconds), LEAST_GRANTS)
         most = min(wanted, room // max(PART_OF_ROOM * replicas, PART_OF_REPLICA))
         if busy and most and room >= LEAST_ROOM:
-            charges[model] = _times(mean, most)
+            charges[model] = mean * most
     if not charges:
         return Plan(charges, WRITE_SECONDS)
     return Plan(charges, min(max(full_seconds / PART_OF_TIME, WRITE_SECONDS), MOST_WRITE_SECONDS))
@@ -141,11 +141,7 @@ def _room(limit: Limit, used: Charge, charge: Charge) -> int:
         most = (limit.memory or 0) * CORES_PER_CARD
     else:
         most = max(limit.cores - used.cores, 0) // charge.cores
-    return bisect.bisect_left(range(1, most + 1), True, key=lambda n: not fits(limit, used, _times(charge, n)))
-
-
-def _times(charge: Charge, number: int) -> Charge:
-    return Charge(charge.cores * number, charge.memory * number, charge.card_memory * number)
+    return bisect.bisect_left(range(1, most + 1), True, key=lambda n: not fits(limit, used, charge * n))
 
 
 class _Sent(msgspec.Struct, frozen=True):

@@ -1,0 +1,196 @@
+"""The charges of MIG profiles, by NVIDIA's published tables of the parts of a card that each profile takes.
+
+The charge of a profile is the larger of its share of the card's compute slices and its share of the card's memory
+slices. So however the cards are divided, their profiles are charged at least the compute and memory that they take.
+
+Sources: NVIDIA MIG User Guide, "Supported MIG Profiles" (releases 580 and 610); for GH200 with 144 GB, GB200, B300 and
+GB300 also NVIDIA/mig-parted, ``deployments/systemd/config-default.yaml``, and the release notes of the GPU operator.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
+
+import msgspec
+
+from vcuda.quota.model import CORES_PER_CARD, Charge
+from vcuda.requests.folding import fold
+
+PROFILE = "nvidia.com/mig-"
+"""The text before a MIG profile in the name of a resource (MIG strategy ``mixed``)."""
+
+# A suffix for media engines or graphics may follow the memory, as in 1g.10gb+me, 1g.24gb-me and 1g.24gb+me.all. Device
+# plugins write `.` for `+`. A suffix does not change the charge, because it does not change the slices.
+_PROFILE = re.compile(r"(([1-9])g\.([1-9][0-9]{0,3})gb)(?:[-+.][a-z]+)*", re.ASCII)
+
+_CARD_MEMORY = 0.1
+"""A card has the memory of a table if both differ by at most this part: drivers report a little less than the name."""
+
+MODELS_REMEMBERED = 4096
+"""The most charges that are cached, by model and profile."""
+
+
+class MigTable(msgspec.Struct, frozen=True):
+    """NVIDIA's table of one product. ``slices`` and ``memory``: the compute and memory slices of one card."""
+
+    product: str
+    """A pattern that matches the product in the folded name of a GPU model or product."""
+    slices: int
+    memory: int
+    profiles: Mapping[str, int]
+    """The memory slices of each profile. Its name begins with its compute slices."""
+    size: int
+    """The memory of one card in GB, as in the product's name."""
+
+    def matches(self, name: str) -> bool:
+        return re.search(rf"(?<![0-9a-z])(?:{self.product})(?![0-9a-z])", name) is not None
+
+    def is_of_size(self, memory: int) -> bool:
+        return abs(memory / 1024 - self.size) <= self.size * _CARD_MEMORY
+
+
+def _sevenths(product: str, *sizes: int) -> MigTable:
+    one, two, four, eight = sizes
+    own = {f"1g.{one}gb": 1, f"1g.{two}gb": 2, f"2g.{two}gb": 2, f"3g.{four}gb": 4, f"4g.{four}gb": 4}
+    return MigTable(product, 7, 8, {**own, f"7g.{eight}gb": 8}, eight)
+
+
+def _halves(product: str, *sizes: int) -> MigTable:
+    parts = [2**at for at in range(len(sizes))]
+    profiles = {f"{part}g.{size}gb": part for part, size in zip(parts, sizes, strict=True)}
+    return MigTable(product, parts[-1], parts[-1], profiles, sizes[-1])
+
+
+TABLES = (
+    _halves("a30", 6, 12, 24),
+    _sevenths("a[18]00x?", 5, 10, 20, 40),
+    _sevenths("a[18]00x?", 10, 20, 40, 80),
+    _sevenths("h[18]00", 10, 20, 40, 80),
+    _sevenths("h[18]00", 12, 24, 47, 94),
+    _sevenths("h[18]00|h20|gh200", 12, 24, 48, 96),
+    _sevenths("gh200", 18, 36, 72, 144),
+    _sevenths("h200|h20", 18, 35, 71, 141),
+    _sevenths("b200", 23, 45, 90, 180),
+    _sevenths("gb200", 23, 47, 93, 186),
+    _sevenths("gb200", 24, 47, 95, 189),
+    _sevenths("b300", 34, 67, 135, 269),
+    _sevenths("gb300", 35, 70, 139, 278),
+    _halves("rtx[-_]?pro[-_]?6000", 24, 48, 96),
+    _halves("rtx[-_]?pro[-_]?5000", 24, 48),
+    _halves("rtx[-_]?pro[-_]?5000", 12, 24, 48),  # driver 580
+    _halves("rtx[-_]?pro[-_]?4500", 16, 32),
+)
+
+
+class MigSlices(msgspec.Struct, frozen=True):
+    """The key ``mig`` of a GPU model in ``gpu_models``: the compute and memory slices of one card."""
+
+    slices: int
+    memory: int
+
+
+class MigModel(msgspec.Struct, frozen=True):
+    """The part of a model's entry in ``gpu_models`` that determines its MIG profiles."""
+
+    products: tuple[str, ...] = ()
+    """Patterns of the names of the model's products, as they are written in the ConfigMap."""
+    memory: int = 0
+    """The memory of one card of the model in MiB; 0 if it is unknown."""
+    mig: MigSlices | None = None
+    """The slices of one card; None if NVIDIA's tables apply."""
+
+
+def read_profile(text: str) -> str:
+    """Return the name of a MIG profile without its suffix, for example ``1g.10gb``; empty if it names no profile."""
+    found = _PROFILE.fullmatch(text)
+    return found[1] if found else ""
+
+
+def unknown_profile(profile: str, model: str = "") -> str:
+    """Return the message for a request of a MIG profile that no GPU model has, or that ``model`` does not have."""
+    name = read_profile(profile) or profile[: len("1g.1000gb+me.all")]
+    of = model or "MODEL"
+    return (
+        f"unknown MIG profile {name}{f' of {model}' if model else ''}. Ask your administrator to add a line to "
+        f"`gpu_models` in the quota ConfigMap: `{of}: {{mig: {{slices: 7, memory: 8}}, memory: 80Gi}}` with the slices "
+        f"and the memory of one card, or to `gpu_units`: `{PROFILE}{name}: {{cards: 0.5}}`"
+    )
+
+
+class MigCharges:
+    """The charge of each MIG profile on each GPU model. ``rows``: by model, the entries of ``gpu_models``."""
+
+    def __init__(self, rows: Mapping[str, MigModel]) -> None:
+        self._rows = rows
+        # Only names of bounded length are cached: the caller passes profiles without suffix.
+        self.on: Callable[[str, str], Charge | None] = functools.lru_cache(MODELS_REMEMBERED)(self._on)
+        self.anywhere: Callable[[str], Charge | None] = functools.lru_cache(MODELS_REMEMBERED)(self._anywhere)
+
+    def _on(self, profile: str, model: str) -> Charge | None:
+        """Return the charge of a profile on a GPU model; None if the model's cards have no such profile.
+
+        A model that covers several products gets the largest charge. So does a model of which no product is known.
+        """
+        row = self._rows.get(model, MigModel())
+        tables = _tables_of(model, row)
+        if row.mig is not None:
+            return _by_slices(profile, row.mig, row.memory, tables)
+        return _dearest(profile, tables)
+
+    def _anywhere(self, profile: str) -> Charge | None:
+        """Return the largest charge of a profile on any GPU model; None if no model has such a profile."""
+        stated = (self.on(profile, model) for model, row in self._rows.items() if row.mig)
+        return _peak(filter(None, (_dearest(profile, TABLES), *stated)))
+
+
+def _tables_of(model: str, row: MigModel) -> tuple[MigTable, ...]:
+    # The products say more than the model's name, which may be any text.
+    for names in (row.products, (model,)):
+        found = tuple(each for name in names for each in _tables_of_name(fold(name), row.memory))
+        if found:
+            return found
+    return TABLES
+
+
+def _tables_of_name(name: str, memory: int) -> list[MigTable]:
+    tables = [table for table in TABLES if table.matches(name)]
+    numbers = {int(number) for number in re.findall(r"[0-9]{2,3}", name)}
+    by_name = [table for table in tables if table.size in numbers]
+    return by_name or [table for table in tables if table.is_of_size(memory)] or tables
+
+
+def _dearest(profile: str, tables: Iterable[MigTable]) -> Charge | None:
+    listed = (table for table in tables if profile in table.profiles)
+    return _peak(_charge(profile, each.slices, Fraction(each.profiles[profile], each.memory)) for each in listed)
+
+
+def _by_slices(profile: str, card: MigSlices, memory: int, tables: Iterable[MigTable]) -> Charge | None:
+    slices, size = _amounts(profile)
+    if slices > card.slices:
+        return None
+    alike = [each for each in tables if (each.slices, each.memory) == (card.slices, card.memory)]
+    taken = max((each.profiles[profile] for each in alike if profile in each.profiles), default=0)
+    if not taken and memory:
+        # The name has the memory in whole GB, so the nearest number of memory slices is meant.
+        taken = max(math.floor(Fraction(size * 1024 * card.memory, memory) + Fraction(1, 2)), 1)
+    # If the memory of a card is unknown, assume at least as many memory slices as of compute, rounded up.
+    taken = taken or -(-slices * card.memory // card.slices)
+    return _charge(profile, card.slices, Fraction(taken, card.memory)) if taken <= card.memory else None
+
+
+def _charge(profile: str, slices: int, memory: Fraction) -> Charge:
+    compute, size = _amounts(profile)
+    cores = CORES_PER_CARD * max(Fraction(compute, slices), memory)
+    return Charge(cores.numerator if cores.denominator == 1 else cores, size * 1024)
+
+
+def _amounts(profile: str) -> tuple[int, int]:
+    slices, size = profile.removesuffix("gb").split("g.")
+    return int(slices), int(size)
+
+
+def _peak(charges: Iterable[Charge]) -> Charge | None:
+    found = [*charges]
+    return functools.reduce(Charge.peak, found) if found else None
