@@ -16,11 +16,12 @@ from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json, administering
 from tests.e2e.installation import SYSTEM_NAMESPACE
 from tests.e2e.ledgers import await_published
-from tests.e2e.manifests.operations import EXAMPLE, TEAM, installed, run
+from tests.e2e.manifests.operations import EXAMPLE, REGISTERED, TEAM, commands, installed, run
 from tests.e2e.manifests.system import NODE, WEBHOOKS, System, applied, apply, kubectl_k, port_of
 from tests.e2e.manifests.test_apply import define_kinds_of_others
 from tests.e2e.stage import SERVING_SECRET
 from tests.integration.reviews import card_pod, gpu_pod
+from tests.match_conditions import declared
 from tests.rendered import MANIFESTS, rendered
 from tools.control_plane import Settings, running_control_plane
 from vcuda.x509 import make_authority, make_leaf, service_names
@@ -94,6 +95,26 @@ def test_an_apply_keeps_the_registered_webhooks_and_a_replace_removes_them_until
         assert {path: hooks(admin, path) for path in NAMES} == {
             path: found["webhooks"] for path, found in before.items()
         }
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_webhooks_of_older_manifests_stay_registered_if_the_record_of_the_last_apply_is_removed(
+    admin: Cluster, tmp_path: Path, *, prepared: bool
+) -> None:
+    """Older manifests contain the webhooks themselves. `kubectl apply` of newer manifests would remove them."""
+    with applied(admin, tmp_path) as system:
+        declaring = [each for each in system.objects if each["kind"].endswith("WebhookConfiguration")]
+        for each in declaring:
+            each["webhooks"] = declared(each)
+        admin.kubectl("delete", REGISTERED, "-l", "app.kubernetes.io/part-of=vcuda-quota")
+        admin.apply(*declaring)
+        assert registered(admin) == NAMES
+        if prepared:
+            [record] = commands("Upgrade from before 24 November 2026")
+            run(system, record)
+        apply(admin, system.kustomization)
+        assert registered(admin) == (NAMES if prepared else {MUTATING: [], VALIDATING: []})
+        admin.kubectl("delete", REGISTERED, "-l", "app.kubernetes.io/part-of=vcuda-quota")
 
 
 def each_with(**fields: object) -> Callable[[list[Json]], list[Json]]:
