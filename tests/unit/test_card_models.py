@@ -257,7 +257,7 @@ NARROW = "Make the pattern more specific, for example NVIDIA-A100-*GB"
         ("A100: ['A[12]']", '.A100[0]: must not contain [; got "A[12]"'),
         ("A100: ['*-?']", '.A100[0]: must have a letter or digit, so as not to match every product; got "*-?"'),
         (f"A100: [{', '.join('abc' * 11)}]", ".A100: must not have more than 32 products; got 33"),
-        ("A100: {cards: 0.125}", ".A100.cards: must have at most two decimals, for example 0.12; got 0.125"),
+        ("A100: {cards: 0.125}", ".A100.cards: must have at most two decimals, for example 0.13; got 0.125"),
         ("A100: {cards: 0}", f".A100.cards: {PART}; got 0"),
         ("A100: {cards: 1.01}", f".A100.cards: {PART}; got 1.01"),
         ("A100: {cards: '0.5'}", '.A100.cards: must be a number without quotes, for example 0.5; got "0.5"'),

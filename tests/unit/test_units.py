@@ -99,9 +99,17 @@ BUILT_IN = "must not be listed, because the charge of this resource is built in"
         ("amd.com/gpu: {}, amd.com/gpu: {}", "[amd.com/gpu]: duplicate key; each key must be written once"),
         (
             "amd.com/gpu: {cards: 0.125}",
-            "[amd.com/gpu].cards: must have at most two decimals, for example 0.12; got 0.125",
+            "[amd.com/gpu].cards: must have at most two decimals, for example 0.13; got 0.125",
         ),
         ("amd.com/gpu: {cards: 0}", "[amd.com/gpu].cards: must be above 0. For a resource that is not a GPU, write {}"),
+        (
+            "amd.com/gpu: {cards: -1}",
+            "[amd.com/gpu].cards: must be above 0. For a resource that is not a GPU, write {}",
+        ),
+        (
+            "amd.com/gpu: {cards: 0.001}",
+            "[amd.com/gpu].cards: must have at most two decimals, for example 0.01; got 0.001",
+        ),
         (
             "amd.com/gpu: {memory: 1Gi}",
             "[amd.com/gpu]: `cards` is required with `memory`, for example {cards: 0.25, memory: 10Gi}",

@@ -4,7 +4,7 @@ import contextlib
 import difflib
 import re
 from collections.abc import Collection, Iterable
-from decimal import ROUND_DOWN, Context, Decimal, Inexact
+from decimal import ROUND_UP, Context, Decimal, Inexact
 from typing import Annotated
 
 import pydantic
@@ -59,7 +59,7 @@ def read_cores(value: object) -> int:
     try:
         hundredths = value.quantize(Decimal("0.01"), context=Context(traps=[Inexact]))
     except Inexact:
-        rounded = value.quantize(Decimal("0.01"), ROUND_DOWN).normalize()
+        rounded = value.quantize(Decimal("0.01"), ROUND_UP).normalize()
         raise WrongValueError(f"must have at most two decimals, for example {rounded:f}; got {shown(value)}") from None
     return int(hundredths * 100)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Annotated, TypeVar
 from zoneinfo import ZoneInfo
 
@@ -105,10 +106,9 @@ def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
 
 
 def read_worth(value: object) -> int:
-    cores = values.read_cores(value)
-    if not cores:
+    if isinstance(value, Decimal) and value.is_finite() and value <= 0:
         raise values.WrongValueError("must be above 0. For a resource that is not a GPU, write {}")
-    return cores
+    return values.read_cores(value)
 
 
 def read_memory_of_unit(value: object) -> int:
