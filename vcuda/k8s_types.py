@@ -104,6 +104,7 @@ class ObjectMeta(K8sStruct, frozen=True, gc=False):
     deletion_grace_period_seconds: int | None = None
     labels: Mapping[str, str] | None = None
     annotations: Mapping[str, str] | None = None
+    finalizers: tuple[str, ...] | None = None
 
 
 class K8sObject(K8sStruct, frozen=True, gc=False):

@@ -163,6 +163,24 @@ def test_only_an_account_that_may_bind_or_patch_nodes_adds_an_annotation_that_gi
     assert change_allocation(given, given)
 
 
+@pytest.mark.parametrize(
+    ("new", "old", "anybody"),
+    [
+        (["orphan"], None, False),
+        (["example.com/other", "orphan"], ["example.com/other"], False),
+        (["orphan"], ["orphan"], True),
+        (None, ["orphan"], True),
+        (["example.com/orphan"], None, True),
+    ],
+)
+def test_only_an_account_that_deletes_pods_everywhere_adds_the_finalizer_that_orphans_claims(
+    new: list[str] | None, old: list[str] | None, *, anybody: bool
+) -> None:
+    found, before = ({"metadata": {"name": "train", **({"finalizers": each} if each else {})}} for each in (new, old))
+    assert change_allocation(found, before, [MAY_BIND, MAY_PATCH_NODES, "delete pods in team-a"]) == anybody
+    assert change_allocation(found, before, ["delete pods"])
+
+
 # The policy that protects the finalizer, the owner and an annotation of ResourceClaims
 
 PROTECTED = {"finalizers": ["resource.kubernetes.io/delete-protection", "example.com/other"]}
@@ -243,6 +261,8 @@ def test_only_an_account_that_updates_pod_groups_everywhere_removes_their_finali
 USED_BY_NAME: Json = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "mine"}]}
 MADE_FOR_THE_POD: Json = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}
 GROUPED: Json = {"schedulingGroup": {"podGroupName": "group"}}
+OF_SCHEDULER: Json = {"extendedResourceClaimStatus": {"resourceClaimName": "train-extended-resources-x"}}
+ORPHANING: Json = {"name": "train", "finalizers": ["example.com/other", "orphan"]}
 ORPHAN, BACKGROUND = {"propagationPolicy": "Orphan"}, {"propagationPolicy": "Background", "orphanDependents": False}
 NOW, SOON = {"gracePeriodSeconds": 0}, {"gracePeriodSeconds": 1}
 RUNNING, ENDED = {"phase": "Running"}, {"phase": "Failed"}
@@ -269,6 +289,19 @@ def running(spec: Json, status: Json) -> Json:
         pytest.param(running(MADE_FOR_THE_POD, RUNNING), {"orphanDependents": True}, False, id="by the older field"),
         pytest.param(running(MADE_FOR_THE_POD, ENDED), ORPHAN, True, id="it has ended, and the claim stays"),
         pytest.param(running({}, RUNNING), {**NOW, **ORPHAN}, True, id="there is no claim to stay"),
+        *(
+            pytest.param(running({}, {**RUNNING, **OF_SCHEDULER}), options, False, id=f"the scheduler's, by {options}")
+            for options in (ORPHAN, {"orphanDependents": True}, {**SOON, **ORPHAN}, {**NOW, **ORPHAN})
+        ),
+        pytest.param(running({}, {**ENDED, **OF_SCHEDULER}), ORPHAN, False, id="nobody would be charged for the claim"),
+        pytest.param(running({}, {**RUNNING, **OF_SCHEDULER}), NOW, True, id="the scheduler's claim goes with the pod"),
+        pytest.param(
+            {**running(MADE_FOR_THE_POD, RUNNING), "metadata": ORPHANING}, {}, False, id="by the pod's finalizer"
+        ),
+        pytest.param(
+            {**running({}, {**RUNNING, **OF_SCHEDULER}), "metadata": ORPHANING}, None, False, id="the scheduler's too"
+        ),
+        pytest.param({**running({}, RUNNING), "metadata": ORPHANING}, {}, True, id="the finalizer keeps no claim"),
         pytest.param(running(MADE_FOR_THE_POD, RUNNING), BACKGROUND, True, id="the claim goes in the background"),
         pytest.param(running(USED_BY_NAME, RUNNING), SOON, True, id="kubelet ends it first"),
         pytest.param(running(USED_BY_NAME, RUNNING), {}, True, id="deleted with its own grace period"),
@@ -277,6 +310,15 @@ def running(spec: Json, status: Json) -> Json:
         pytest.param(running({**USED_BY_NAME, "nodeName": ""}, {}), NOW, True, id="it was never bound"),
         pytest.param(
             running({**USED_BY_NAME, "terminationGracePeriodSeconds": 0}, RUNNING), NOW, True, id="its own period is 0"
+        ),
+        pytest.param(
+            {
+                **running({**USED_BY_NAME, "terminationGracePeriodSeconds": 0}, RUNNING),
+                "metadata": {"deletionGracePeriodSeconds": 600},
+            },
+            NOW,
+            False,
+            id="its own was 0, and an earlier deletion gave it longer",
         ),
         pytest.param(
             running({**USED_BY_NAME, "terminationGracePeriodSeconds": 9}, RUNNING), NOW, False, id="its own is not 0"

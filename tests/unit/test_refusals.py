@@ -158,6 +158,14 @@ def test_a_grace_period_beyond_the_longest_charge_is_rejected_with_the_figure(
     assert Webhook(policy_for(NamespaceQuota(LIMITS))).validate(plain).outcome == "ignored"
 
 
+def test_a_pod_whose_deletion_would_keep_its_claims_is_rejected() -> None:
+    manifest = vcuda_pod(CARD, affinity=held_to("M40"), metadata={"finalizers": ["example.com/other", "orphan"]})
+    answer = Webhook(policy_for(NamespaceQuota(LIMITS))).validate(manifest)
+    assert (answer.outcome, "metadata.finalizers: must not contain orphan" in answer.message) == ("malformed", True)
+    plain = pod(container({"rdma/hca": 1}), metadata={"finalizers": ["orphan"]})
+    assert Webhook(policy_for(NamespaceQuota(LIMITS))).validate(plain).outcome == "ignored"
+
+
 @pytest.mark.parametrize(
     ("resource", "name"), [("nvidia.com/gpu.shared", "nvidia.com/gpu.shared"), (f"{CLASS}a.b", "deviceclass/a.b")]
 )

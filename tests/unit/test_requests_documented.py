@@ -54,6 +54,9 @@ PROOF = {
     "a GPU, with a `terminationGracePeriodSeconds`": (
         "test_a_grace_period_beyond_the_longest_charge_is_rejected_with_the_figure",
     ),
+    "a GPU or a ResourceClaim, with the finalizer `orphan`": (
+        "test_a_pod_whose_deletion_would_keep_its_claims_is_rejected",
+    ),
     "a GPU in a way that is not counted": (
         "test_access_beyond_the_charge_is_rejected_unless_allowed",
         "test_a_pod_cannot_remove_the_limit_of_the_share_of_its_claim",

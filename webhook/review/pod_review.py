@@ -42,6 +42,9 @@ MOST_OF_SCHEDULER = 63
 GRACE = "spec.terminationGracePeriodSeconds"
 # After a forced deletion, the containers of a pod may run on for its grace period, and the pod is charged for so long.
 TOO_LONG = "must be at most {} (--max-terminating-seconds), because a deleted pod is charged for no longer; got {}"
+# With this finalizer, a deletion of the pod has the effect of propagation policy Orphan.
+ORPHAN = "orphan"
+ORPHANS = "must not contain orphan, because the ResourceClaims of the pod would stay after its deletion"
 
 _PODS = Decoder(Pod)
 
@@ -82,6 +85,8 @@ def review_of(
     faults = [*_faults(pod, asked, policy, quota.allow, check)]
     if charged and pod.spec.grace_seconds > policy.max_terminating:
         faults.append(Fault(GRACE, TOO_LONG.format(policy.max_terminating, pod.spec.grace_seconds)))
+    if charged and ORPHAN in (pod.metadata.finalizers or ()):
+        faults.append(Fault("metadata.finalizers", ORPHANS))
     check()
     # HAMi and NVIDIA's device plugin use one resource for whole cards. So the metrics name this resource, not a vendor.
     plain = {each for each in asked.schemes if each.counts_plain_cards and each not in asked.registered}

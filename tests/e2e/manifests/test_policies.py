@@ -432,3 +432,18 @@ def test_a_tenant_cannot_orphan_the_claim_of_a_running_pod(admin: Cluster, tenan
     refused = tenant.rest.send("DELETE", path, {"propagationPolicy": "Orphan"})
     assert (refused.status, "with propagation policy Orphan" in refused.message) == (HTTPStatus.FORBIDDEN, True)
     assert tenant.rest.send("DELETE", path, {"propagationPolicy": "Background"}).status == HTTPStatus.OK
+
+
+def test_a_tenant_cannot_orphan_the_claim_of_a_running_pod_by_its_finalizer(
+    admin: Cluster, tenant: Cluster, team: str
+) -> None:
+    dra.require_dra(admin)
+    admin.bind(dra.claiming(team, "keeps", resourceClaimTemplateName="gpu"), f"{team}-node")
+    path = f"/api/v1/namespaces/{team}/pods/keeps"
+    refused = patch(tenant, path, {"metadata": {"finalizers": ["orphan"]}})
+    assert (refused.status, "the finalizer orphan" in refused.message) == (HTTPStatus.FORBIDDEN, True)
+    assert patch(admin, path, {"metadata": {"finalizers": ["orphan"]}}).status == HTTPStatus.OK
+    refused = tenant.rest.send("DELETE", path, {})
+    assert (refused.status, "the finalizer orphan" in refused.message) == (HTTPStatus.FORBIDDEN, True)
+    assert patch(tenant, path, {"metadata": {"finalizers": None}}).status == HTTPStatus.OK
+    assert tenant.rest.send("DELETE", path, {}).status == HTTPStatus.OK
