@@ -15,9 +15,9 @@ counts `VALUE_CHARACTERS` more, because it takes time and memory even if it is s
 
 VALUE_CHARACTERS = 20
 
-NOT_YAML = (yaml.YAMLError, ValueError, LookupError, ArithmeticError, RecursionError)
-"""The exceptions of `load_all`. PyYAML also raises ValueError (impossible date), LookupError and ArithmeticError (wrong
-value for a tag), and RecursionError (endless nesting)."""
+NOT_YAML = (yaml.YAMLError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
+"""The exceptions of `load_all`. PyYAML also raises ValueError (impossible date), LookupError, ArithmeticError and
+AttributeError (wrong value for a tag), and RecursionError (endless nesting)."""
 
 
 class _Loader(yaml.CSafeLoader):

@@ -7,9 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import yaml
-
-from vcuda import errors
+from vcuda import documents, errors
 
 ANNOTATION = "quota.vcuda.io/webhooks"
 """The annotation that declares the webhooks of a webhook configuration, as YAML without caBundles."""
@@ -52,6 +50,7 @@ CALLED = "the API server calls the webhook of vcuda quota for edits of the quota
 """The reason with which the webhook rejects the probe."""
 
 MOST_NAMED = 3
+LONGEST_REASON = 200
 
 Json = dict[str, Any]
 
@@ -98,9 +97,11 @@ def read_declaration(text: object) -> list[Json]:
     # all other fields when the webhooks are registered.
     try:
         # The API server receives the webhooks as JSON. json.dumps() raises TypeError, for example for a YAML date.
-        found = json.loads(json.dumps(yaml.safe_load(str(text))))
-    except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
-        raise UnusableDeclaration(f"the value is not YAML: {str(error).splitlines()[0]}") from error
+        values = json.loads(json.dumps(documents.load_all(str(text))))
+    except (*documents.NOT_YAML, TypeError) as error:
+        reason = str(error).partition("\n")[0][:LONGEST_REASON]
+        raise UnusableDeclaration(f"the value is not YAML: {reason}") from error
+    found = values[0] if len(values) == 1 else None
     if not isinstance(found, list) or not found:
         raise UnusableDeclaration("the value must be a list of webhooks")
     for webhook in found:

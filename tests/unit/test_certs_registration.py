@@ -150,6 +150,24 @@ def test_any_text_is_at_most_an_unusable_declaration(text: object) -> None:
 
 
 @cases(
+    "text",
+    empty_integer='- !!int ""',
+    no_boolean="- !!bool x",
+    no_time='- !!timestamp "x"',
+    date="- 2026-01-01",
+    itself="&a [*a]",
+    two_documents="- a\n---\n- b",
+    repeating_aliases="\n".join(
+        f"- &a{each} [{', '.join([f'*a{each - 1}'] * 10 if each else ['x'])}]" for each in range(9)
+    ),
+)
+def test_yaml_that_cannot_be_constructed_is_an_unusable_declaration(text: str) -> None:
+    with pytest.raises(UnusableDeclaration) as raised:
+        declared(text)
+    assert len(str(raised.value)) < 300
+
+
+@cases(
     "there, difference",
     the_same=([webhook("a"), webhook("b")], ""),
     none=([], "no webhook is registered yet"),
