@@ -17,7 +17,7 @@ ANY_CHARGES = st.builds(Charge, st.integers(0, 800) | ANY_PARTS, st.integers(0, 
 ANY_MODELS = st.sampled_from(("M40", "P100", "a b"))
 ANY_UIDS = st.uuids().map(str) | st.text(max_size=40)
 ANY_COUNTS = st.dictionaries(st.text(max_size=8), ANY_CHARGES, max_size=3)
-ANY_VERSIONS = st.integers(0).map(str) | st.just("")
+ANY_VERSIONS = st.integers(0, 10**20 - 1).map(str) | st.just("")
 ANY_LEDGERS = st.builds(
     Ledger,
     ANY_COUNTS,
@@ -55,6 +55,7 @@ def test_a_ledger_stays_small_with_as_many_pending_as_there_may_be(shapes: int, 
     assert len(json.dumps(write_ledger(ledger))) < bytes_
 
 
+VERSIONS = '{"format": 1, "committed": {}, "podResourceVersion": "7", "pending": {}, %s}'
 COUNTED = '{"format": 1, "committed": {}, "podResourceVersion": "", "pending": {"M40": [[%s]]}}'
 
 
@@ -75,6 +76,11 @@ COUNTED = '{"format": 1, "committed": {}, "podResourceVersion": "", "pending": {
     a_denominator_of_0=COUNTED % '{"cores": "100/0"}, ""',
     an_endless_numerator=COUNTED % f'{{"cores": "{"9" * 19}/7"}}, ""',
     cores_of_another_type=COUNTED % '{"cores": true}, ""',
+    pod_version_without_digits='{"format": 1, "committed": {}, "podResourceVersion": "x", "pending": {}}',
+    claim_version_without_digits=VERSIONS % '"claimResourceVersion": "x"',
+    config_version_without_digits=VERSIONS % '"configVersion": "x"',
+    config_version_with_non_ASCII_digits=VERSIONS % '"configVersion": "\u0661"',
+    config_version_with_5000_digits=VERSIONS % f'"configVersion": "{"9" * 5000}"',
 )
 def test_damaged_text_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):

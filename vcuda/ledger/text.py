@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
+from typing import Annotated
 
 import msgspec
 
@@ -30,6 +31,10 @@ _PACKED = 22
 _PADDING = "=="
 
 
+# Versions are compared as numbers. Python raises ValueError for a text without digits, or with too many.
+_Version = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{0,20}\Z")]
+
+
 class _Group(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """Several equal charges. ``uids``: their objects' uids, 22 characters each. ``others``: keys that are not UUIDs."""
 
@@ -46,12 +51,12 @@ class _Format(msgspec.Struct, frozen=True):
 class _Grouped(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     format: int
     committed: Mapping[str, Charge]
-    pod_resource_version: str
+    pod_resource_version: _Version
     pending: Mapping[str, tuple[_Group, ...]]
     terminating: Mapping[str, tuple[_Group, ...]] = {}
-    config_version: str = ""
+    config_version: _Version = ""
     claimed: Mapping[str, Charge] = {}
-    claim_resource_version: str = ""
+    claim_resource_version: _Version = ""
     reserved: Mapping[str, Reservation] = {}
     waiting: str = ""
     graces: Mapping[str, int] = {}
