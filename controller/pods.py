@@ -7,7 +7,7 @@ Two kinds of pod are kept. Pods that request GPUs are charged. Pods that only us
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
@@ -60,18 +60,22 @@ class GoneUids:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._in_order: deque[tuple[float, str, str]] = deque()
-        self._by_namespace: dict[str, set[str]] = {}
+        # A watch may report a deletion twice. So each uid is counted, and kept until its last report is forgotten.
+        self._by_namespace: dict[str, Counter[str]] = {}
 
     def add(self, namespace: str, uid: str) -> None:
         """Remember a uid. Forget uids that are older than REMEMBER_GONE_SECONDS, and the oldest beyond `MOST_GONE`."""
         now = self._clock()
         while self._in_order and (self._in_order[0][0] <= now or len(self._in_order) >= MOST_GONE):
             _, home, old = self._in_order.popleft()
-            self._by_namespace[home].discard(old)
-            if not self._by_namespace[home]:
+            uids = self._by_namespace[home]
+            uids[old] -= 1
+            if not uids[old]:
+                del uids[old]
+            if not uids:
                 del self._by_namespace[home]
         self._in_order.append((now + REMEMBER_GONE_SECONDS, namespace, uid))
-        self._by_namespace.setdefault(namespace, set()).add(uid)
+        self._by_namespace.setdefault(namespace, Counter())[uid] += 1
 
     def within(self, namespace: str) -> set[str]:
         return set(self._by_namespace.get(namespace, ()))

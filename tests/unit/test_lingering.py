@@ -5,7 +5,7 @@ from typing import Any
 
 from controller.claim_holds import MOST_USERS_OF_LOSS, ClaimHolds
 from controller.lingering import MOST, MOST_OF_NAMESPACE, PRUNE_SECONDS, FullUntil, Lingering
-from controller.pods import MOST_GONE, GoneUids, PodInformer
+from controller.pods import MOST_GONE, REMEMBER_GONE_SECONDS, GoneUids, PodInformer
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, MODEL, nodes
 from tests.replicas import Clock
@@ -161,6 +161,20 @@ def test_uids_of_deleted_objects_are_kept_within_a_bound_and_the_oldest_are_forg
         gone.add("first" if number == 0 else "team-a", f"{number}")
     assert not gone.within("first")
     assert len(gone.within("team-a")) == MOST_GONE
+
+
+def test_the_uid_of_an_object_whose_deletion_is_reported_twice_is_kept_until_the_last_report_is_forgotten() -> None:
+    clock = Clock()
+    gone = GoneUids(clock.monotonic)
+    gone.add("team-a", "twice")
+    clock.now += 1
+    gone.add("team-a", "twice")
+    clock.now += REMEMBER_GONE_SECONDS - 1
+    gone.add("team-b", "first")
+    assert gone.within("team-a") == {"twice"}
+    clock.now += 1
+    gone.add("team-b", "second")
+    assert not gone.within("team-a")
 
 
 @cases("users", unknown=0, few=MOST_USERS_OF_LOSS, many=256)
