@@ -11,9 +11,9 @@ import structlog
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from vcuda import errors, k8s_types
+from vcuda import errors
 from vcuda.kube import Kube, objects
-from vcuda.registration import DECLARED, PROBE, MissingObject, summary
+from vcuda.registration import CALLED, DECLARED, PROBE, MissingObject, summary
 
 INTERVAL_SECONDS = 60.0
 # The API server applies a new policy or label a moment later. So a policy counts as ignored only after some attempts.
@@ -70,19 +70,29 @@ class RegistrationWatch(Collector):
         while True:
             try:
                 self.check(stop.wait)
-            except (errors.VcudaError, *k8s_types.UNDECODABLE) as error:
-                self._log.warning("the registration could not be checked", reason=str(error))
+            except Exception as error:  # noqa: BLE001  # a user may have edited the objects, which are read unchecked
+                self._log.warning("the registration could not be checked", reason=repr(error))
             if stop.wait(INTERVAL_SECONDS):
                 return
 
     def check(self, wait: Callable[[float], object]) -> None:
-        """Read every declared object. Raises VcudaError if the API server does not answer."""
-        missing = objects.missing_registration(self._kube)
-        if not missing:
-            probes = ((NO_POLICIES, self._is_evaluated), (NO_WEBHOOKS, self._is_called))
-            missing = [
-                each for each, probe in probes if not any(probe() or wait(PAUSE_SECONDS) for _ in range(ATTEMPTS))
-            ]
+        """Read every declared object. Raises VcudaError if the API server does not answer.
+
+        A finding about a plugin is kept while its probe fails, and does not depend on the other probe.
+        """
+        missing, failure = objects.missing_registration(self._kube), None
+        for each, probe in ((NO_POLICIES, self._is_evaluated), (NO_WEBHOOKS, self._is_called)) if not missing else ():
+            try:
+                lacks = not any(probe() or wait(PAUSE_SECONDS) for _ in range(ATTEMPTS))
+            except errors.VcudaError as error:
+                lacks, failure = each in (self._missing or ()), error
+            if lacks:
+                missing = [*missing, each]
+        self._keep(missing)
+        if failure:
+            raise failure
+
+    def _keep(self, missing: Sequence[MissingObject]) -> None:
         if missing == (self._missing or []):
             self._missing = missing
             return
@@ -97,6 +107,10 @@ class RegistrationWatch(Collector):
         """Return False if the API server admits the ConfigMap that the webhook rejects, even by a failed call."""
         try:
             self._kube.post(f"/api/v1/namespaces/{_PROBED}/configmaps", _BODY, {"dryRun": "All"})
-        except errors.ApiError:
+        except errors.Conflict:  # the ConfigMap exists, which is reported after all webhooks have admitted the probe
+            return False
+        except errors.ApiError as error:
+            if CALLED not in error.message:
+                raise
             return True
         return False

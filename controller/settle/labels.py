@@ -4,6 +4,7 @@ The webhook's configuration skips namespaces with the label ``quota.vcuda.io/enf
 So the webhook is called for the first pod of a new namespace even if this controller does not run.
 """
 
+import contextlib
 from collections.abc import Callable
 
 import msgspec
@@ -55,15 +56,25 @@ class NamespaceLabels:
         return _value(self.reflector.get(("", name))) is not None
 
     def is_evaluated(self) -> bool:
-        """Return False if a limited namespace shows that the API server does not evaluate policy `PROBE_POLICY`."""
+        """Return False if a limited namespace shows that the API server does not evaluate policy `PROBE_POLICY`.
+
+        Another rejection shows nothing, for example of a namespace that is being deleted. Then probe the next one.
+        Raises the last ApiError if no namespace shows it.
+        """
         quota = self._quota.current()
-        limited = (
-            namespace.metadata.name
-            for namespace in self.reflector.snapshot().values()
-            if quota and quota.for_namespace(namespace.metadata.name) and _value(namespace) != EXEMPT
-        )
-        probed = next(limited, None)
-        return probed is None or self._is_in_effect(probed)
+        failure: errors.ApiError | None = None
+        for namespace in self.reflector.snapshot().values():
+            name = namespace.metadata.name
+            limited = quota and quota.for_namespace(name) and _value(namespace) != EXEMPT
+            if not limited or namespace.metadata.deletion_timestamp:
+                continue
+            try:
+                return self._probed(name)
+            except errors.ApiError as error:
+                failure = error
+        if failure:
+            raise failure
+        return True
 
     def _reconcile(self, name: str) -> float | None:
         quota, namespace = self._quota.current(), self.reflector.get(("", name))
@@ -97,11 +108,20 @@ class NamespaceLabels:
 
     def _is_in_effect(self, name: str) -> bool:
         """Return True if the API server already applies the namespace's label, so that it calls the webhook."""
+        with contextlib.suppress(errors.ApiError):
+            return self._probed(name)
+        return False
+
+    def _probed(self, name: str) -> bool:
+        """Return True if policy `PROBE_POLICY` rejects the probe. Raises ApiError if anything else rejects it."""
         probe = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PROBE, "namespace": name}}
         path = f"/api/v1/namespaces/{segment(name)}/configmaps"
         try:
             self._kube.post(path, msgspec.json.encode(probe), {"dryRun": "All"})
         except errors.ApiError as error:
+            # The API server reports a Conflict (the ConfigMap exists) only after all policies have admitted the probe.
+            if PROBE_POLICY not in error.message and not isinstance(error, errors.Conflict):
+                raise
             return PROBE_POLICY in error.message
         return False
 

@@ -23,6 +23,7 @@ class Labelled(ApiDouble):
     def __init__(self, document: Any, label: str | None, asks: bool = True) -> None:
         super().__init__()
         self.asks = asks
+        self.rejecting: set[str] = set()
         store_quota(self, json.dumps(document))
         self.store(TEAM, {"metadata": {"name": "team-a", "labels": {ENFORCED_LABEL: label} if label else {}}})
         self.quota = QuotaInformer(self.kube, QuotaPlace(), frozenset())
@@ -30,6 +31,8 @@ class Labelled(ApiDouble):
         self.labels = NamespaceLabels(self.kube, self.quota, lambda _: None)
 
     def post(self, path: str, body: bytes, params: Any = None, timeout: float = 10) -> bytes:
+        if path in self.rejecting:
+            raise ApiError(403, "the namespace is being terminated")
         assert (path, params) == (f"{TEAM}/configmaps", {"dryRun": "All"}), "the probe must be a dry run"
         assert json.loads(body)["metadata"]["name"] == PROBE
         if self.asks:
@@ -91,3 +94,24 @@ def test_a_policy_that_the_api_server_does_not_evaluate_is_found_by_a_limited_na
     api = Labelled(document, label, asks)
     api.labels.reflector.relist()
     assert api.labels.is_evaluated() is evaluated
+
+
+@cases("ends", seen={"deletionTimestamp": "2026-01-01T00:00:00Z"}, unseen={})
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_a_namespace_that_is_being_deleted_does_not_show_whether_policies_are_evaluated(
+    ends: dict[str, str], evaluated: bool
+) -> None:
+    api = Labelled({"*": {"quota": {"M40": 1}}}, None, evaluated)
+    ending = "/api/v1/namespaces/a-ending"
+    api.store(ending, {"metadata": {"name": "a-ending", "labels": {}, **ends}})
+    api.rejecting.add(f"{ending}/configmaps")
+    api.labels.reflector.relist()
+    assert api.labels.is_evaluated() is evaluated
+
+
+def test_if_no_namespace_shows_whether_policies_are_evaluated_the_error_is_raised() -> None:
+    api = Labelled(LIMITED, None)
+    api.rejecting.add(f"{TEAM}/configmaps")
+    api.labels.reflector.relist()
+    with pytest.raises(ApiError):
+        api.labels.is_evaluated()

@@ -1,6 +1,7 @@
 """The check that the API server has the webhooks and policies of the manifests, and applies them."""
 
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,19 @@ from controller.registration import RegistrationWatch
 from tests.api_double import ApiDouble
 from tests.rendered import MANIFESTS
 from tests.tables import cases
-from vcuda.errors import Forbidden
-from vcuda.registration import ANNOTATION, BINDING, DECLARED, MUTATING, POLICIES, POLICY, PROBE, RESOURCES, VALIDATING
+from vcuda.errors import Conflict, Forbidden, Unavailable, VcudaError
+from vcuda.registration import (
+    ANNOTATION,
+    BINDING,
+    CALLED,
+    DECLARED,
+    MUTATING,
+    POLICIES,
+    POLICY,
+    PROBE,
+    RESOURCES,
+    VALIDATING,
+)
 
 Json = dict[str, Any]
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
@@ -50,6 +62,7 @@ class Registered(ApiDouble):
             self.store(path_of(manifest), manifest)
         self.changes = 0
         self.evaluates = self.calls_webhook = True
+        self.fault: VcudaError | None = None
         self.watch = RegistrationWatch(self.kube, lambda: self.evaluates, self.announce)
         self.registry = CollectorRegistry()
         self.registry.register(self.watch)
@@ -61,8 +74,10 @@ class Registered(ApiDouble):
         assert (path, params) == ("/api/v1/namespaces/kube-system/configmaps", {"dryRun": "All"})
         metadata = json.loads(body)["metadata"]
         assert (metadata["name"], metadata["labels"]) == (PROBE, {"quota.vcuda.io/config": "true"})
+        if self.fault:
+            raise self.fault
         if self.calls_webhook:
-            raise Forbidden(403, "the API server calls the webhook")
+            raise Forbidden(403, f'admission webhook "config.quota.vcuda.io" denied the request: {CALLED}')
         return self.get(OF_POLICY, timeout=timeout)
 
     def found(self) -> str:
@@ -145,6 +160,18 @@ def test_a_right_that_the_controller_lacks_is_reported(api: Registered) -> None:
     assert api.found().endswith(f"; and {len(DECLARED) - 3} more")
 
 
+def test_a_registration_that_cannot_be_read_does_not_end_the_watch(api: Registered) -> None:
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            rounds.append(timeout)
+            return len(rounds) > 1
+
+    rounds: list[float | None] = []
+    api.objects[OF_BINDING].pop("spec")
+    api.watch.run(Stop())
+    assert len(rounds) == 2
+
+
 @cases(
     "applies, plugin",
     policies=("evaluates", "ValidatingAdmissionPolicy"),
@@ -157,6 +184,39 @@ def test_a_disabled_admission_plugin_is_reported(api: Registered, applies: str, 
     setattr(api, applies, True)
     assert api.found() == ""
     assert api.metric("AdmissionPlugin", plugin) == 0
+
+
+def test_disabled_policies_are_reported_while_the_webhook_does_not_answer(api: Registered) -> None:
+    api.evaluates, api.fault = False, Unavailable("failed calling webhook")
+    with pytest.raises(Unavailable):
+        api.found()
+    assert api.metric("AdmissionPlugin", "ValidatingAdmissionPolicy") == 1
+
+
+def test_a_restored_object_is_not_reported_while_the_webhook_does_not_answer(api: Registered) -> None:
+    restore = api.backup()
+    api.remove(OF_POLICY)
+    assert api.found()
+    restore()
+    api.fault = Unavailable("failed calling webhook")
+    with pytest.raises(Unavailable):
+        api.found()
+    assert api.watch.text == ""
+
+
+@cases("fault", another=Forbidden(403, "no right"), down=Unavailable("failed calling webhook"))
+def test_only_the_answer_of_the_webhook_shows_that_it_is_called(api: Registered, fault: VcudaError) -> None:
+    api.calls_webhook = False
+    assert "ValidatingAdmissionWebhook is disabled" in api.found()
+    api.fault = fault
+    with pytest.raises(type(fault)):
+        api.found()
+    assert "ValidatingAdmissionWebhook is disabled" in api.watch.text
+
+
+def test_a_probe_that_conflicts_was_admitted_without_the_webhook(api: Registered) -> None:
+    api.fault = Conflict(409, "the ConfigMap already exists")
+    assert "ValidatingAdmissionWebhook is disabled" in api.found()
 
 
 def test_a_policy_that_the_api_server_applies_a_moment_later_is_not_reported(api: Registered) -> None:
