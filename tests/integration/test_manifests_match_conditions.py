@@ -25,6 +25,7 @@ from vcuda.requests.pod_request import asks_for_vcuda
 from vcuda.requests.refusals import could_reach_gpus
 from vcuda.requests.resources import BUILT_IN
 from vcuda.requests.runtime_devices import DEVICE_ANNOTATIONS, GIVING_VARIABLES
+from vcuda.requests.schemes import SCHEMES
 
 HOOKS = ("mutate.quota.vcuda.io", "validate.quota.vcuda.io")
 CLAIM_HOOKS = ("mutate-claims.quota.vcuda.io", "validate-claims.quota.vcuda.io")
@@ -132,7 +133,16 @@ def without_nulls(manifest: Json) -> Json:
 # The webhook is called for pods with these annotations
 
 
-@pytest.mark.parametrize("key", sorted(MODEL_CHOICES))
+RECORDS = {
+    key + "0" * key.endswith("-")
+    for scheme in SCHEMES
+    for key in scheme.allocation_annotations
+    if not key.startswith("tencent.com/predicate-") or key.endswith("-")
+}
+
+
+# Without an index, tencent.com/predicate-time and predicate-node record no card.
+@pytest.mark.parametrize("key", sorted(MODEL_CHOICES | RECORDS))
 def test_the_webhook_is_called_for_every_annotation_that_sets_an_allocation(condition: Condition, key: str) -> None:
     assert condition.asks(pod(container(), annotations={"note": "x", key: "M40"}))
 

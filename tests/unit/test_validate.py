@@ -27,7 +27,7 @@ from webhook.ledger.ledgers import (
     PutOff,
     SkippedMutate,
 )
-from webhook.review.pod_review import validate
+from webhook.review.pod_review import mutate, validate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 1000)})
 POOLED = NamespaceQuota({"M40": Limit(800)}, pools=("public", "lab"))
@@ -234,6 +234,41 @@ def test_a_pod_with_claims_that_mutate_has_not_restricted_to_the_pools_is_retrie
     asked = replace(creation(manifest, policy, MemoryLedgers()), skipped=SkippedMutate(clock.monotonic))
     answer = asyncio.run(validate(asked))
     assert (answer.outcome, answer.status) == ("not-mutated", HTTPStatus.TOO_MANY_REQUESTS)
+
+
+FORGED = {"annotations": {"hami.io/vgpu-node": "gpu-1", "note": "x"}, "labels": {"hami.io/vgpu-node": "gpu-1"}}
+
+
+@pytest.mark.parametrize(
+    ("resources", "fields"),
+    [
+        ({}, {}),
+        ({"rdma/hca": 1}, {}),
+        ({}, {"resourceClaims": [{"name": "gpu", "resourceClaimName": "mine"}]}),
+    ],
+    ids=["no GPU", "another device", "claims"],
+)
+@pytest.mark.parametrize("mode", Mode)
+def test_a_new_pod_that_requests_no_gpu_itself_keeps_no_allocation_records(
+    resources: Manifest, fields: Manifest, mode: Mode
+) -> None:
+    """HAMi counts the cards in the records of every pod."""
+    policy = replace(builders.policy_for(replace(QUOTA, mode=mode)), claims=claim_policy())
+
+    def answers(metadata: Manifest) -> tuple[AdmissionResponse, AdmissionResponse]:
+        manifest = builders.pod(builders.container(resources), metadata=metadata, **fields)
+        asked = creation(manifest, policy, MemoryLedgers())
+        return asyncio.run(mutate(asked)), asyncio.run(validate(asked))
+
+    mutated, validated = answers(FORGED)
+    assert [(each["op"], each["path"]) for each in mutated.patch] == [
+        ("remove", "/metadata/annotations/hami.io~1vgpu-node"),
+        ("remove", "/metadata/labels/hami.io~1vgpu-node"),
+    ]
+    assert validated.allowed is (mode is not Mode.ENFORCE)
+    assert ("the pod has allocation records: hami.io/vgpu-node" in validated.message) is (mode is Mode.ENFORCE)
+    mutated, validated = answers({"annotations": {"note": "x"}})
+    assert (mutated.patch, validated.allowed) == ([] if fields else (), True)
 
 
 def test_namespaces_with_skipped_pods_are_remembered_within_a_bound(clock: Clock) -> None:

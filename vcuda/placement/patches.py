@@ -99,6 +99,16 @@ def pools_patch(pod: Pod, pools: tuple[str, ...], hints: Hints) -> list[Operatio
     return [*_require(pod.spec, [_NewRequirement(hints.labels.pool, pools)] if pools else [], [])]
 
 
+def unrecorded_patch(pod: Pod) -> list[Operation]:
+    """Return the patch operations that remove the allocation records of a new pod."""
+    # A scheduler's annotations and labels on a new pod are copied or forged. gpu-admission places no pod with them.
+    # HAMi counts the cards of each pod that has them, even if the pod requests no GPU.
+    return [
+        *_remove("/metadata/annotations", pod.annotations, CREATION_ANNOTATIONS),
+        *_remove("/metadata/labels", pod.labels, ALLOCATION_LABELS),
+    ]
+
+
 def _schedule(pod: Pod, required: list[_NewRequirement], hints: Hints, check: Check = no_check) -> Iterator[Operation]:
     spec = pod.spec
     # A pod with a nodeName bypasses the scheduler. So the nodeName is replaced by a requirement of the node affinity.
@@ -110,9 +120,7 @@ def _schedule(pod: Pod, required: list[_NewRequirement], hints: Hints, check: Ch
     # If a person chose no scheduler, Kubernetes has set its default scheduler. Any other scheduler is kept.
     if hints.scheduler and spec.scheduler_name in ("", DEFAULT_SCHEDULER) and spec.scheduler_name != hints.scheduler:
         yield _add("/spec/schedulerName", hints.scheduler)
-    # A scheduler's annotations and labels on a new pod are copied or forged. gpu-admission places no pod with them.
-    yield from _remove("/metadata/annotations", pod.annotations, CREATION_ANNOTATIONS)
-    yield from _remove("/metadata/labels", pod.labels, ALLOCATION_LABELS)
+    yield from unrecorded_patch(pod)
 
 
 def _add(path: str, value: Any) -> Operation:

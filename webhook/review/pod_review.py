@@ -50,10 +50,12 @@ _PODS = Decoder(Pod)
 
 
 class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
-    """A pod in a namespace with a limit. The pod requests GPUs itself (``request.asks``), or only by ResourceClaims."""
+    """A pod in a namespace with a limit. The pod requests GPUs itself (``request.asks``), or only by ResourceClaims
+    (``claims``). If it requests none, it has allocation records, which a new pod must not have."""
 
     pod: Pod
     request: PodRequest
+    claims: bool
 
     def hints(self, model: str | None) -> patches.Hints:
         """Return the node labels and scheduler for the pod's patch. ``model``: the GPU model of its pin, or None."""
@@ -81,7 +83,8 @@ def review_of(
         return AdmissionResponse("unlimited" if asks_for_vcuda(pod, policy.resources) else "ignored")
     asked = read_request(pod, policy.resources, check)
     check()
-    charged = asked.asks or bool(pod.spec.resource_claims and policy.claims)
+    claims = bool(pod.spec.resource_claims and policy.claims)
+    charged = asked.asks or claims
     faults = [*_faults(pod, asked, policy, quota.allow, check)]
     if charged and pod.spec.grace_seconds > policy.max_terminating:
         faults.append(Fault(GRACE, TOO_LONG.format(policy.max_terminating, pod.spec.grace_seconds)))
@@ -92,10 +95,12 @@ def review_of(
     plain = {each for each in asked.schemes if each.counts_plain_cards and each not in asked.registered}
     names = [PLAIN_CARDS if each in plain else each.name for each in asked.schemes]
     scheme = ",".join([*names, *["units"] * asked.by_units])
-    review = PodReview(request.namespace, quota, policy, tuple(faults), (), scheme, pod=pod, request=asked)
+    review = PodReview(
+        request.namespace, quota, policy, tuple(faults), (), scheme, pod=pod, request=asked, claims=claims
+    )
     if faults and review.enforced:
         return verdicts.malformed(faults, scheme)
-    return review if charged else _not_charged(review)
+    return review if charged or patches.unrecorded_patch(pod) else _not_charged(review)
 
 
 def _faults(
@@ -119,7 +124,8 @@ def _not_charged(review: PodReview) -> AdmissionResponse:
 
 
 def gpu_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
-    """Return the new pod if it could reach a GPU; otherwise the answer to the review, which depends on no quota."""
+    """Return the new pod if it could reach a GPU or has allocation records; otherwise the answer to the review, which
+    depends on no quota."""
     kind = request.kind
     if kind.kind != "Pod" or kind.group:
         named = "/".join(part for part in (kind.group, kind.version, kind.kind) if part)
@@ -133,7 +139,7 @@ def gpu_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
         pod = _PODS.decode(request.object)
     except UNDECODABLE as error:
         return AdmissionResponse("malformed", False, HTTPStatus.BAD_REQUEST, f"the pod cannot be read: {error}")
-    return pod if could_reach_gpus(pod) else AdmissionResponse("ignored")
+    return pod if could_reach_gpus(pod) or patches.unrecorded_patch(pod) else AdmissionResponse("ignored")
 
 
 def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:
@@ -150,9 +156,12 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
     if isinstance(review, AdmissionResponse):
         return review
     if not review.request.asks:
+        removed = patches.unrecorded_patch(review.pod)
+        if not review.claims:
+            return msgspec.structs.replace(_not_charged(review), patch=removed)
         # A pod that requests cards only by ResourceClaims is not pinned, because each of its claims is pinned.
         in_pools = patches.pools_patch(review.pod, review.quota.pools, create.policy.hints)
-        return AdmissionResponse("claims", patch=in_pools, warnings=review.warnings())
+        return AdmissionResponse("claims", patch=[*in_pools, *removed], warnings=review.warnings())
     asked = review.request
     candidates = placement.find_candidates(
         *(review.pod, asked, review.quota, create.policy.nodes, review.hints(None).scheduler),
@@ -187,6 +196,8 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     review = review_of(create.request, create.policy, create.deadline.check)
     if isinstance(review, AdmissionResponse):
         return review
+    if not (review.request.asks or review.claims):
+        return _recorded(create, review) or _not_charged(review)
     pinned = placement.read_pin(
         review.pod, create.policy.hints.labels, create.policy.resources.models, create.deadline.check
     )
@@ -228,13 +239,20 @@ def _not_mutated(create: verdicts.Creation, review: PodReview, message: str, *, 
     return verdicts.refused(review, "not-pinned", f"{message}; {likely}")
 
 
+def _recorded(create: verdicts.Creation, review: PodReview, undone: Sequence[str] = ()) -> AdmissionResponse | None:
+    """Return the rejection of a pod that requests no GPU itself, if it has allocation records or faults ``undone``."""
+    undone = [*undone, *left_to_mutate(patches.unrecorded_patch(review.pod))]
+    if undone and review.enforced:
+        return _not_mutated(create, review, f"{NOT_MUTATED}: {'; '.join(undone)}", skipped=True)
+    return None
+
+
 def _claiming(create: verdicts.Creation, review: PodReview, pin: placement.Pin) -> AdmissionResponse:
     """Return the answer to a pod that requests cards only by ResourceClaims. The claims are charged, not the pod."""
     # The webhook does not judge the templates that the pod names, because replicas keep no copy of the templates.
-    undone = [] if pin.in_pools(review.quota) else [f"{NOT_MUTATED}: {_outside_pools(review)}"]
-    if undone and review.enforced:
-        return _not_mutated(create, review, *undone, skipped=True)
-    return AdmissionResponse("claims", warnings=review.warnings(*undone))
+    undone = [] if pin.in_pools(review.quota) else [_outside_pools(review)]
+    warnings = review.warnings(*(f"{NOT_MUTATED}: {each}" for each in undone))
+    return _recorded(create, review, undone) or AdmissionResponse("claims", warnings=warnings)
 
 
 def _undone(review: PodReview, pin: placement.Pin, hints: patches.Hints) -> Iterator[str]:
