@@ -161,6 +161,8 @@ class RefusedOwners:
         self._bytes = 0
         self.complete = True
         """False if an owner was dropped before any check has decided whether it retries."""
+        self.paths: set[str] = set()
+        """The paths of all owners that this check has found, also of those that it dropped."""
 
     @property
     def owners(self) -> list[RefusedOwner]:
@@ -168,6 +170,7 @@ class RefusedOwners:
 
     def add(self, refused: RefusedOwner) -> None:
         """Keep an owner if the size limit permits. The first owner is always kept."""
+        self.paths.add(refused.path)
         judged = refused.path in self._judged
         while self._again and not judged and self._bytes + refused.size > MOST_OWNER_BYTES:
             self._bytes -= self._again.pop().size

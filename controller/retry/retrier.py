@@ -232,7 +232,7 @@ class Retrier:
         chosen = select_retries(self._in_time(in_order, judged), limits, free, nodes, known)
         unjudged = {each.path for each in in_order} - judged
         if unjudged or not found.complete:
-            self._judged[namespace] = judged
+            self._judged[namespace] = judged & found.paths
             self._log.info("the next check handles the other workloads", namespace=namespace, count=len(unjudged))
         for refused in chosen:
             if self._retried_at.get(refused.path, -math.inf) + CREATION_TIMEOUT_SECONDS <= self._clock():

@@ -312,6 +312,18 @@ def test_an_owner_that_cannot_be_judged_in_time_is_judged_in_a_later_pass(api: A
     assert retried.told() == 40
 
 
+def test_the_paths_of_deleted_owners_are_forgotten_while_some_owners_are_never_judged(api: ApiDouble) -> None:
+    retried = Retried(api, owners=40, tick=BUDGET_SECONDS / 50)
+    for turn in range(20):
+        for path in [each for each in api.objects if "/replicasets/" in each][:35]:
+            api.remove(path)
+        for number in range(60):
+            retried.add_owner(f"new-{turn}-{number}")
+        retried.retrier.reconciler.turn("team-a")
+        retried.now += 10
+        assert retried.retrier._judged["team-a"] <= api.objects.keys()
+
+
 def test_a_pass_without_rejections_is_one_list_and_sometimes_finds_owners_without_events(
     api: ApiDouble,
 ) -> None:
