@@ -118,7 +118,8 @@ class ClaimInformer:
                 before = self._known.get(claim.uid)
                 return found.raised_by(before) if before else found
             self._known.pop(claim.uid, None)
-            if found.charges:
+            # The claim may come from a snapshot. After its deletion, no event would remove the record.
+            if found.charges and not self._gone.has(claim.namespace, claim.uid):
                 self._known[claim.uid] = found
         return found
 

@@ -77,6 +77,9 @@ class GoneUids:
         self._in_order.append((now + REMEMBER_GONE_SECONDS, namespace, uid))
         self._by_namespace.setdefault(namespace, Counter())[uid] += 1
 
+    def has(self, namespace: str, uid: str) -> bool:
+        return uid in self._by_namespace.get(namespace, ())
+
     def within(self, namespace: str) -> set[str]:
         return set(self._by_namespace.get(namespace, ()))
 

@@ -336,3 +336,19 @@ def test_few_pods_of_forged_events_are_looked_up_per_turn(api: ApiDouble) -> Non
     retrier.report("team-a", report(0))
     retrier.reconciler.turn("team-a")
     assert (api.calls.count("GET"), retrier.reconciler.queue.is_active("team-a")) == (MOST_AT_ONCE, True)
+
+
+def test_no_charge_is_kept_of_a_claim_that_is_deleted_while_another_thread_charges_it(
+    api: ApiDouble, store: LedgerStore
+) -> None:
+    informer = claim_informer(api, store)
+    for name in ("a", "b"):
+        api.store(OWN.format(name), pinned(name))
+    catch_up(informer.reflector)
+    charging = informer.charges("team-a")
+    next(charging)
+    for name in ("a", "b"):
+        api.remove(OWN.format(name))
+    catch_up(informer.reflector)
+    assert len([*charging]) == 1
+    assert not informer._known
