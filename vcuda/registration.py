@@ -52,6 +52,9 @@ CALLED = "the API server calls the webhook of vcuda quota for edits of the quota
 MOST_NAMED = 3
 LONGEST_REASON = 200
 
+SELECTING = ("namespaceSelector", "objectSelector", "matchConditions")
+"""The fields of a webhook that select requests. The API server adds nothing to them, so they must be as declared."""
+
 Json = dict[str, Any]
 
 
@@ -135,7 +138,10 @@ def _difference(kind: str, stored: Json) -> str:
 
 
 def _as_declared(webhook: Json, registered: Json | None) -> bool:
-    return registered is not None and bool(registered["clientConfig"].get("caBundle")) and _has(registered, webhook)
+    if registered is None or not registered["clientConfig"].get("caBundle"):
+        return False
+    selects_alike = all((registered.get(each) or None) == (webhook.get(each) or None) for each in SELECTING)
+    return selects_alike and _has(registered, webhook)
 
 
 def _has(value: object, wanted: object) -> bool:

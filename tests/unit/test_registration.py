@@ -106,6 +106,7 @@ def annotated(text: str | None) -> Callable[[ApiDouble], None]:
     return lambda api: api.objects[OF_VALIDATING]["metadata"].update(annotations=annotations)
 
 
+NEVER = {"name": "never", "expression": "false"}
 NARROWED = [{"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]}]
 
 
@@ -122,6 +123,21 @@ NARROWED = [{"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "o
     ),
     every_webhook_removed=(lambda api: api.objects[OF_VALIDATING].pop("webhooks"), VALIDATING, "has no webhooks yet"),
     failures_ignored=(first_webhook(OF_VALIDATING, failurePolicy="Ignore"), VALIDATING, "validate.quota.vcuda.io"),
+    objects_selected=(
+        first_webhook(OF_VALIDATING, objectSelector={"matchLabels": {"gpu": "yes"}}),
+        VALIDATING,
+        "validate.quota.vcuda.io",
+    ),
+    namespaces_selected=(
+        lambda api: api.objects[OF_VALIDATING]["webhooks"][0]["namespaceSelector"].update(matchLabels={"gpu": "yes"}),
+        VALIDATING,
+        "validate.quota.vcuda.io",
+    ),
+    conditions_added=(
+        lambda api: api.objects[OF_VALIDATING]["webhooks"][1].update(matchConditions=[NEVER]),
+        VALIDATING,
+        "config.quota.vcuda.io",
+    ),
     fewer_rules=(first_webhook(OF_VALIDATING, rules=[]), VALIDATING, "validate.quota.vcuda.io"),
     ca_bundle_emptied=(
         lambda api: api.objects[OF_MUTATING]["webhooks"][0]["clientConfig"].update(caBundle=""),
