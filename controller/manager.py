@@ -24,7 +24,7 @@ from vcuda.discovery.names import model_warnings
 from vcuda.kube.metrics import UnreadCollector
 from vcuda.ledger.report import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
-from vcuda.quota.model import LEDGER_NAMESPACE, NODE_NAMESPACE, SYSTEM_NAMESPACES
+from vcuda.quota.terms import LEDGER_NAMESPACE, NODE_NAMESPACE, SYSTEM_NAMESPACES
 
 SYNC_POLL_SECONDS = 0.1
 STOP_TIMEOUT_SECONDS = 5.0  # When the leader stops, its loops get this many seconds to finish current writes.

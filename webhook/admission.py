@@ -20,7 +20,7 @@ from webhook.intake.bodies import MAX_BODY, ReviewHead
 from webhook.intake.large_reviews import PLACES, QUOTA_PLACES, ReviewThread
 from webhook.ledger.ledgers import Ledgers, RecentChoices, ReviewDeadline, SkippedMutate, TooManySteps
 from webhook.metrics import Metrics
-from webhook.review import claim_review, context, pod_review, quota_edit
+from webhook.review import claim_review, context, first_limits, pod_review, quota_edit
 from webhook.review.verdicts import Creation
 
 QUIET = frozenset({"ignored", "unlimited", "mirror", "probed"})
@@ -80,6 +80,7 @@ class Service(msgspec.Struct, frozen=True):
     namespaces: quota_edit.NamespaceNames | None = None
     callers_known: bool = False
     """True if only the API server can send reviews."""
+    pods: first_limits.Pods | None = None
     choices: RecentChoices = msgspec.field(default_factory=RecentChoices)
     skipped: SkippedMutate = msgspec.field(default_factory=SkippedMutate)
     large_reviews: ReviewThread = msgspec.field(default_factory=lambda: ReviewThread("large-review", PLACES))
@@ -156,6 +157,7 @@ class Service(msgspec.Struct, frozen=True):
                 *(request, self.place, policy, ledgers),
                 callers_known=self.callers_known,
                 namespaces=self.namespaces,
+                pods=self.pods,
                 check=deadline.check,
             )
         is_claim = request.kind.group == GROUP

@@ -235,12 +235,20 @@ def test_our_webhook_answers_only_clients_with_the_api_servers_certificate(
 def test_an_edit_of_the_quota_that_the_api_server_sends_is_compared_with_the_cluster_and_logged(
     presenting: Presenting, guarded: WebhookProcess
 ) -> None:
-    edit = {"metadata": {"name": "gpuquota"}, "data": {"gpu_quota": "missing: {quota: {M40: 1}}"}}
+    document = 'missing: {quota: {M40: 1}}\n"*": {quota: {}}'
+    edit = {"metadata": {"name": "gpuquota"}, "data": {"gpu_quota": document}}
     kind = {"group": "", "version": "v1", "kind": "ConfigMap"}
     sent = review_of(edit, kind=kind, namespace="kube-system", operation="UPDATE")
-    with presenting.connected(presenting.directory) as connection:
-        answer = json.loads(exchange(connection, "POST", "/quota", json.dumps(sent)).body)
-    assert "missing: namespace not found" in answer["response"]["warnings"]
+    container = {"name": "main", "image": "operator", "securityContext": {"privileged": True}}
+    with presenting.cluster.fresh_namespace({}) as operator:
+        metadata = {"name": "operator", "namespace": operator}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
+        presenting.cluster.create(pod)
+        with presenting.connected(presenting.directory) as connection:
+            answer = json.loads(exchange(connection, "POST", "/quota", json.dumps(sent)).body)
+    warnings = answer["response"]["warnings"]
+    assert "missing: namespace not found" in warnings
+    assert [each for each in warnings if operator in each and "would be rejected at their next restart" in each]
     logged = guarded.await_log("quota edited")
     assert (logged["by"], logged["path"]) == ("alice", "missing")
 

@@ -44,6 +44,12 @@ def labelling(value: str | None) -> Json:
     return {"metadata": {"labels": {ENFORCED: value}}}
 
 
+def privileged_pod(namespace: str) -> Json:
+    container = {"name": "main", "image": "operator", "securityContext": {"privileged": True}}
+    metadata = {"generateName": "operator-", "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
+
+
 def await_exempt(cluster: Cluster, limited: set[str]) -> None:
     def just_these(namespaces: list[Json]) -> bool:
         staying = [each for each in namespaces if each["status"]["phase"] == "Active"]
@@ -111,6 +117,20 @@ class TestLabelled:
             await_exempt(cluster, active - SYSTEM)
             assert active >= SYSTEM
         await_exempt(cluster, set())
+
+    def test_an_excepted_namespace_is_labelled_exempt_and_its_privileged_pods_are_admitted(
+        self, cluster: Cluster, installation: Installation
+    ) -> None:
+        """If an item of `except` is removed, the namespace is limited at once."""
+        with installation.free_team() as excepted, installation.free_team() as other:
+            for items, limited in (([f"{excepted[:-1]}*", "longhorn-*"], {other}), ([], {excepted, other})):
+                with installation.quota.limited(**{"*": {"quota": {}, "except": items}}):
+                    for namespace in (excepted, other):
+                        await_enforced(cluster, namespace, enforced=namespace in limited)
+                        created = cluster.try_create(privileged_pod(namespace), dryRun="All")
+                        assert created.status == (
+                            HTTPStatus.UNPROCESSABLE_ENTITY if namespace in limited else HTTPStatus.CREATED
+                        )
 
     def test_an_edit_of_the_label_by_hand_is_reverted(self, cluster: Cluster, installation: Installation) -> None:
         with limited_team(installation, CARD) as limited, installation.free_team() as free:

@@ -55,6 +55,8 @@ class Labelled(ApiDouble):
     limit_in_effect=(LIMITED, "taking-effect", True, None),
     limited_label_set_by_hand=(LIMITED, "true", True, None),
     limited_by_the_default_entry=({"*": {"quota": {}}}, "false", True, "taking-effect"),
+    excepted_from_the_default_entry=({"*": {"quota": {}, "except": ["team-*"]}}, None, True, "false"),
+    no_longer_excepted=({"*": {"quota": {}, "except": ["lab"]}}, "false", True, "taking-effect"),
     without_a_limit=(FREE, None, True, "false"),
     limit_removed=(FREE, "taking-effect", True, "false"),
     without_a_limit_label_set_by_hand=(FREE, "true", True, "false"),

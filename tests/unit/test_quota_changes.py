@@ -39,6 +39,18 @@ def test_each_change_is_named_by_its_path_with_the_old_and_the_new_value(text: s
     assert [str(change) for change in changes(OLD, parse_quota(text))] == expected
 
 
+def test_names_that_enter_or_leave_the_excepted_namespaces_are_changes() -> None:
+    old, new = parse_quota("'*': {except: [a, b-*]}"), parse_quota("'*': {except: [a, c]}")
+    assert [str(change) for change in changes(old, new)] == ["*.except: b-* -> nothing", "*.except: nothing -> c"]
+    assert list(weakened(old, new)) == ["*.except: the entry does not apply any more to c"]
+    assert [str(change) for change in changes(Quota(), old)] == ["*: nothing -> no model, except a, b-*"]
+
+
+def test_a_removed_entry_of_an_excepted_namespace_leaves_no_limit() -> None:
+    old, new = parse_quota("team-a: {quota: {T4: 1}}"), parse_quota("'*': {except: [team-*]}")
+    assert list(weakened(old, new)) == ["team-a: the entry (T4: 1 card) is removed. No limit applies any more"]
+
+
 def test_a_summary_names_the_first_changes_and_the_number_of_the_others() -> None:
     assert summary(OLD, OLD, 1024) == ""
     few = parse_quota(

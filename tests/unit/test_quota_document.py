@@ -4,7 +4,7 @@ import pytest
 
 from tests.builders import quota_faults
 from tests.tables import cases
-from vcuda.quota.document import parse_quota
+from vcuda.quota.document import MAX_EXCEPTED, parse_quota
 from vcuda.quota.model import Limit, Mode, NamespaceQuota, Quota
 
 GIB = 1024
@@ -230,11 +230,12 @@ def test_a_model_and_pool_that_a_label_can_have_are_accepted(name: str) -> None:
 NOT_A_DOCUMENT = "must be a mapping with one entry per namespace, for example team-a: {quota: {A100: 8}}; got "
 NOT_AN_ENTRY = "must be a mapping, for example {quota: {A100: 8}}; got "
 NOT_A_QUOTA = "must be a mapping from models to cards, for example {A100: 8, T4: 2.5}; got "
+NO_EXCEPTED = "must be the name of a namespace, or the beginning of names with `*`, for example longhorn-*; got "
 MODES = "supported values: enforce, warn, audit"
 NO_LIMIT = "must have `cards`, `memory`, or both, for example {cards: 4, memory: 160Gi}"
 NAMESPACE_KEYS = (
     "unknown key; supported keys: `quota`, `pool`, `mode`, `allow`, `order`, `prefer`, `one_model`, "
-    "`time_zone`, `grants`. GPU models must be listed in `quota`"
+    "`time_zone`, `grants`, `except`. GPU models must be listed in `quota`"
 )
 
 
@@ -262,6 +263,20 @@ NAMESPACE_KEYS = (
             "a.pool[2]: duplicate name; each name must be listed once",
             "a.pool[3]: must be a string, so the name must be in quotes; got 7",
             "a.pool[4]: duplicate name; each name must be listed once",
+        ]),
+        ("a: {except: [b]}", ['a.except: must be set only in the entry "*"']),
+        ("'*': {exept: [b]}", ["*.exept: unknown key; did you mean `except`?"]),
+        ("'*': {except: longhorn-*}", ['*.except: must be a list, for example [longhorn-*]; got "longhorn-*"']),
+        ("'*': {except: ['*', a-*, Team, '*-a', a*b, b, b, 7]}", [
+            f'*.except[0]: {NO_EXCEPTED}"*"',
+            f'*.except[2]: {NO_EXCEPTED}"Team"',
+            f'*.except[3]: {NO_EXCEPTED}"*-a"',
+            f'*.except[4]: {NO_EXCEPTED}"a*b"',
+            "*.except[6]: duplicate name; each name must be listed once",
+            f"*.except[7]: {NO_EXCEPTED}7",
+        ]),
+        (f"'*': {{except: {[f'n{number}' for number in range(MAX_EXCEPTED + 1)]}}}", [
+            "*.except: must not have more than 100 names; got 101"
         ]),
         ("a: {mode: enforced}", ['a.mode: unsupported value: "enforced"; did you mean `enforce`?']),
         ("a: {mode: off}", [f'a.mode: unsupported value: "off"; {MODES}']),

@@ -26,6 +26,7 @@ LIMITS = st.builds(Limit, st.integers(0, 2000), st.none() | st.integers(1, 200_0
 
 
 OWN, ELSE = NamespaceQuota({"M40": Limit(800)}), NamespaceQuota({})
+SOME = NamespaceQuota({}, excepted=frozenset({"calico-system", "longhorn-*", "team-*"}))
 
 
 @cases(
@@ -40,6 +41,11 @@ OWN, ELSE = NamespaceQuota({"M40": Limit(800)}), NamespaceQuota({})
     default_never_in_kube_node_lease=(Quota({}, ELSE), "kube-node-lease", None),
     own_entry_in_kube_system=(Quota({"kube-system": OWN}, ELSE), "kube-system", OWN),
     default_never_in_a_set_system_namespace=(Quota({}, ELSE, frozenset({"infra"})), "infra", None),
+    excepted_name=(Quota({}, SOME), "calico-system", None),
+    excepted_beginning=(Quota({}, SOME), "longhorn-system", None),
+    excepted_name_is_no_beginning=(Quota({}, SOME), "calico-systems", SOME),
+    excepted_beginning_is_not_elsewhere=(Quota({}, SOME), "my-longhorn-system", SOME),
+    own_entry_of_an_excepted_namespace=(Quota({"team-a": OWN}, SOME), "team-a", OWN),
     system_namespaces_are_settable=(Quota({}, ELSE, frozenset({"infra"})), "kube-system", ELSE),
 )
 def test_a_namespace_gets_its_own_quota_or_the_default_one(

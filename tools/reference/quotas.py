@@ -16,9 +16,10 @@ from vcuda.admission_review import AdmissionResponse, GroupVersionKind
 from vcuda.claims.charges import ClaimPolicy
 from vcuda.claims.devices import ClassFacts, Devices
 from vcuda.errors import MOST_FAULTS, QuotaFault, Unavailable
+from vcuda.k8s_types import Pod
 from vcuda.kube import QuotaPlace
 from vcuda.placement.nodes import COUNT_LABEL, Nodes
-from vcuda.quota.document import MAX_NAMESPACES
+from vcuda.quota.document import MAX_EXCEPTED, MAX_NAMESPACES
 from vcuda.quota.grant_entries import MAX_GRANTS, MAX_RECURRING
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
@@ -26,7 +27,7 @@ from vcuda.requests.config import MODELS, QUOTA, SCHEME_SETTINGS, TIME_ZONE, UNI
 from vcuda.requests.resources import PLAIN_CARDS
 from vcuda.requests.schemes import HAMI
 from webhook.ledger.ledgers import Ledgers, MemoryLedgers
-from webhook.review import quota_edit
+from webhook.review import first_limits, quota_edit
 from webhook.review.quota_edit import MOST_WARNINGS, check_edit
 
 NODES = Nodes.of({"one": {MODEL: "M40", POOL: "public"}}, LABELS)
@@ -87,6 +88,10 @@ VALUES = (
     json.dumps({"a": {"grants": [{"T4": 1, "weekly": "Sat"}] * (MAX_GRANTS + 1)}}),
     "a: {mode: 7}",
     "a: {mode: soft}",
+    "a: {except: [b]}",
+    "'*': {except: b}",
+    "'*': {except: ['*', b, b]}",
+    json.dumps({"*": {"except": [f"n{number}" for number in range(MAX_EXCEPTED + 1)]}}),
     "a: {quota: {M40: 8, M40: 2}}",
     "a: {quota: {<<: 8}}",
     "a: &a {quota: {M40: 1}}\nb: {<<: *a, <<: *a}",
@@ -207,6 +212,7 @@ def _edited(
     *,
     nodes: Nodes = NODES,
     namespaces: quota_edit.NamespaceNames | None = None,
+    pods: first_limits.Pods | None = None,
 ) -> AdmissionResponse:
     """Return the answer of the webhook's path /quota to an edit of the quota ConfigMap.
 
@@ -222,7 +228,9 @@ def _edited(
     claims = ClaimPolicy.of(devices, NODES.model_of, policy.quota, policy.resources)
     policy = msgspec.structs.replace(policy, claims=claims)
     ledgers = ledgers or MemoryLedgers()
-    return asyncio.run(check_edit(request, place, policy, ledgers, callers_known=True, namespaces=namespaces))
+    return asyncio.run(
+        check_edit(request, place, policy, ledgers, callers_known=True, namespaces=namespaces, pods=pods)
+    )
 
 
 def _document(text: str) -> dict[str, str]:
@@ -258,6 +266,12 @@ def _silent_namespaces() -> Never:
     raise Unavailable("the API server does not answer")
 
 
+def _running_pods(_seconds: float) -> Iterator[Pod]:
+    container = {"name": "main", "securityContext": {"privileged": True}}
+    yield msgspec.convert({"metadata": {"namespace": "longhorn-system"}, "spec": {"containers": [container]}}, Pod)
+    raise Unavailable("the API server does not answer")
+
+
 def _warnings() -> Iterator[Told]:
     many = "".join(f"team-a{number}: {{quota: {{A100: 1}}}}\n" for number in range(MOST_WARNINGS + 5))
     slip = (
@@ -279,6 +293,12 @@ def _warnings() -> Iterator[Told]:
     yield Told(system, "Remove the quota entry, unless you only want to see the usage of the namespace.")
     lost = _edited(_document("team-b: {quota: {M40: 1}}")).warnings[0]
     yield Told(lost, "Check that the entry of the namespace was not removed or renamed by mistake.")
+    everywhere = _document('team-a: {quota: {M40: 8}}\n"*": {quota: {}}')
+    unread, general, named, line = _edited(everywhere, pods=_running_pods).warnings
+    yield Told(unread, "Use the command in docs/install.md.")
+    yield Told(general, "List the namespaces by the command in docs/install.md.")
+    yield Told(named, "Decide for each namespace whether its pods may be privileged.")
+    yield Told(line, "Paste `except` into the entry, without the namespaces that must be limited.")
     softer = _edited(_document("team-a: {quota: {M40: 8}, mode: warn}")).warnings[0]
     yield Told(softer, "Check that you intend to admit pods over the limit.")
     added = _document("team-a: {quota: {M40: 8}}\nteam-bb: {quota: {M40: 1}}")

@@ -14,7 +14,7 @@ from vcuda.kube.dra import CLAIMS, ClaimPolicies, DeviceInformer, ServedWatches,
 from vcuda.kube.informers import FreeCardsInformer, NodeInformer, QuotaInformer, QuotaPlace, RuntimeClassInformer
 from vcuda.kube.ledger_marks import OPENING_SECONDS
 from vcuda.kube.ledger_store import NOT_TRACKED, LedgerStore, NamedLedger, Stored, ledger_name
-from vcuda.kube.objects import Event, InvolvedObject, namespace_names, post_event, post_event_or_log
+from vcuda.kube.objects import Event, InvolvedObject, living_pods, namespace_names, post_event, post_event_or_log
 from vcuda.kube.pages import Page
 from vcuda.kube.reflector import Backoff, OnEvent, Reflector
 from vcuda.kube.store import Counts

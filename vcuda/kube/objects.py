@@ -1,4 +1,4 @@
-"""Writes Events, and reads EndpointSlices, the names of namespaces and the registration."""
+"""Writes Events, and reads EndpointSlices, the names of namespaces, all pods and the registration."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -100,6 +100,16 @@ def namespace_names(kube: Kube, seconds: float) -> frozenset[str]:
     """Return the names of all namespaces. Raises Unavailable, or ListOverdue after ``seconds``."""
     pages = kube.list_pages("/api/v1/namespaces", timeout=seconds, seconds=seconds)
     return frozenset(each.metadata.name for page in pages for each in decode_each(_NAMESPACE, page.items))
+
+
+_POD = Decoder(k8s_types.Pod)
+
+
+def living_pods(kube: Kube, seconds: float) -> Iterator[k8s_types.Pod]:
+    """Yield all pods that have not ended. Raises Unavailable, or ListOverdue after ``seconds``."""
+    living = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+    pages = kube.list_pages("/api/v1/pods", living, timeout=seconds, seconds=seconds, skip=lambda _too_large: None)
+    return (pod for page in pages for pod in decode_each(_POD, page.items))
 
 
 SERVICE_NAME = "kubernetes.io/service-name"

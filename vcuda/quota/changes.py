@@ -6,16 +6,20 @@ from typing import NamedTuple
 import msgspec
 
 from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Grant, Limit, Mode, NamespaceQuota, Quota, cards
+from vcuda.quota.values import listed
 
-DERIVED = ("limits", "own", "granted")
-"""The fields of a quota entry that are not compared as a whole. The field ``limits`` is compared separately for each
-GPU model. The fields ``own`` and ``granted`` are computed from the limits and the grants."""
+DERIVED = ("limits", "own", "granted", "excepted")
+"""The fields of a quota entry that are not compared as a whole. The fields ``limits`` and ``excepted`` are compared
+item by item. The fields ``own`` and ``granted`` are computed from the limits and the grants."""
 
 LONGEST_CHANGE = 200
 """The maximum length of one change in a summary. Longer changes are cut, because they may list hundreds of models."""
 
 _ROOM_FOR_MORE = 40
 """The number of characters that are kept free at the end of a summary, to state how many changes are not listed."""
+
+MOST_EXCEPTED = 20
+"""The most names of ``except`` in one message."""
 
 _STRICTNESS = {Mode.AUDIT: 0, Mode.WARN: 1, Mode.ENFORCE: 2}
 
@@ -71,21 +75,25 @@ def _within(namespace: str, was: NamespaceQuota, will: NamespaceQuota) -> Iterat
         pair = _plain(getattr(was, name)), _plain(getattr(will, name))
         if pair[0] != pair[1]:
             yield QuotaChange(f"{namespace}.{name}", *pair)
+    for name in sorted(was.excepted ^ will.excepted):
+        yield QuotaChange(f"{namespace}.except", *(name, "") if name in was.excepted else ("", name))
 
 
 def weakened(old: Quota, new: Quota) -> Iterator[str]:
-    """Yield a warning for each namespace whose quota entry is removed, or whose mode becomes less strict."""
+    """Yield a warning for each entry that is removed, that becomes less strict, or that excepts more namespaces."""
     before, after = old.entries, new.entries
     for namespace, was in before.items():
         will = after.get(namespace)
         if will is None:
             removed = f"{namespace}: the entry ({_entry(was)}) is removed"
-            if new.default and namespace != DEFAULT:
+            if namespace != DEFAULT and new.for_namespace(namespace):
                 yield f'{removed}. The entry "{DEFAULT}" applies instead'
             else:
                 yield f"{removed}. No limit applies any more"
         elif _STRICTNESS[will.mode] < _STRICTNESS[was.mode]:
             yield f"{namespace}.mode: the mode changes from {was.mode} to {will.mode}"
+        if will and (added := sorted(will.excepted - was.excepted)):
+            yield f"{namespace}.except: the entry does not apply any more to {listed(added, MOST_EXCEPTED)}"
 
 
 def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[str]:
@@ -124,6 +132,8 @@ def _entry(entry: NamespaceQuota | None) -> str:
     if entry is None:
         return ""
     limits = _limits(entry.limits) or "no model"
+    if entry.excepted:
+        limits = f"{limits}, except {listed(sorted(entry.excepted), MOST_EXCEPTED)}"
     return limits if entry.mode is Mode.ENFORCE else f"{entry.mode}, {limits}"
 
 

@@ -11,7 +11,7 @@ The document is JSON or YAML in gpu-admission's format (``pkg/predicate/gpu_pred
     team-f: {prefer: most-free, quota: {T4: 8, A100: 2}}   # the model with the most free cards and quota first
     team-g: {one_model: true, quota: {T4: 8, A100: 2}}     # pods that could get both models are rejected
     team-h: {grants: [{T4: 8, weekly: Sat-Sun}]}           # more at certain times, see vcuda.quota.grant_entries
-    "*":    {quota: {}}                                    # every namespace without its own entry
+    "*":    {quota: {}, except: ["longhorn-*"]}            # every namespace without its own entry, but not these
 
 As in gpu-admission, an absent or null ``quota`` allows no model. An absent, null or empty ``pool`` allows every pool.
 
@@ -21,6 +21,7 @@ never apply. For example, ``A`` and ``B`` in the example of gpu-admission are in
 """
 
 import enum
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, TypeVar
@@ -32,8 +33,8 @@ from pydantic_core import ErrorDetails
 from vcuda import errors
 from vcuda.quota import grant_entries
 from vcuda.quota.grant_entries import MAX_RECURRING, GrantEntry, read_grants, read_zone
-from vcuda.quota.model import DEFAULT, SYSTEM_NAMESPACES, Allowance, Limit, Mode, NamespaceQuota, Quota
-from vcuda.quota.terms import NAMESPACE_RULE, is_namespace_name
+from vcuda.quota.model import DEFAULT, Allowance, Limit, Mode, NamespaceQuota, Quota
+from vcuda.quota.terms import DNS_LABEL, NAMESPACE_RULE, SYSTEM_NAMESPACES, is_namespace_name
 from vcuda.quota.times import UTC
 from vcuda.quota.values import (
     LimitEntry,
@@ -55,8 +56,11 @@ MAX_NAMESPACES = 10_000
 """The most namespaces in one document. Kubernetes itself is tested with 10,000 namespaces."""
 LONGEST_EMPTY = 256
 """`is_empty` parses only texts of at most this many characters without comments. A longer text is not empty."""
+MAX_EXCEPTED = 100
+"""The most names in the key ``except``."""
 MOST_FREE = "most-free"
 """The only supported value of the key ``prefer``."""
+ONLY_DEFAULT = f'must be set only in the entry "{DEFAULT}"'
 
 
 def read_namespace_name(name: str) -> str:
@@ -64,6 +68,9 @@ def read_namespace_name(name: str) -> str:
     if name != DEFAULT and not is_namespace_name(name):
         raise WrongValueError(f"{NAMESPACE_RULE}. The entry `*` applies to every namespace without its own entry")
     return name
+
+
+_EXCEPTED = re.compile(rf"{DNS_LABEL.pattern}|[a-z0-9][-a-z0-9]{{0,61}}\*")
 
 
 def _member(kind: type[enum.StrEnum]) -> pydantic.PlainValidator:
@@ -84,6 +91,8 @@ def _read_prefer(value: object) -> str:
 
 _REPEATED = object()
 """A marker that replaces a repeated name in a list. The marker is invalid, so pydantic reports the name's position."""
+
+_DUPLICATE = "duplicate name; each name must be listed once"
 
 
 def _names(example: str) -> pydantic.BeforeValidator:
@@ -108,13 +117,31 @@ def _read_allowances(value: object) -> tuple[object, ...]:
 
 def _read_name(value: object) -> str:
     if value is _REPEATED:
-        raise WrongValueError("duplicate name; each name must be listed once")
+        raise WrongValueError(_DUPLICATE)
     return read_label_value(value)
+
+
+def _read_excepted(value: object) -> str:
+    if value is _REPEATED:
+        raise WrongValueError(_DUPLICATE)
+    if not isinstance(value, str) or not _EXCEPTED.fullmatch(value):
+        raise WrongValueError(
+            f"must be the name of a namespace, or the beginning of names with `*`, for example longhorn-*; "
+            f"got {shown(value)}"
+        )
+    return value
+
+
+def _bounded(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(names) > MAX_EXCEPTED:
+        raise WrongValueError(f"must not have more than {MAX_EXCEPTED} names; got {len(names)}")
+    return names
 
 
 _Model = Annotated[str, pydantic.AfterValidator(read_label_value)]
 _Limits = dict[_Model, Annotated[LimitEntry, pydantic.WrapValidator(read_limit)]]
 _Name = Annotated[str, pydantic.PlainValidator(_read_name)]
+_Excepted = Annotated[str, pydantic.PlainValidator(_read_excepted)]
 _Allowed = Annotated[Allowance, _member(Allowance)]
 
 
@@ -130,6 +157,9 @@ class _NamespaceEntry(StrictModel):
     one_model: bool = False
     time_zone: Annotated[ZoneInfo | None, pydantic.PlainValidator(read_zone)] = None
     grants: Annotated[tuple[GrantEntry, ...], pydantic.BeforeValidator(read_grants)] = ()
+    excepted: Annotated[tuple[_Excepted, ...], _names("longhorn-*"), pydantic.AfterValidator(_bounded)] = (
+        pydantic.Field(default=(), alias="except")
+    )
 
     @pydantic.model_validator(mode="after")
     def _orders_its_models(self) -> "_NamespaceEntry":
@@ -217,11 +247,15 @@ def _read_entries(tree: Plain, zone: ZoneInfo) -> dict[str, _NamespaceEntry]:
             (errors.Fault("", f"the document must not have more than {MAX_NAMESPACES} namespaces; got {len(tree)}"),)
         )
     entries = _DOCUMENT.validate_python(tree)
-    raise_faults(
+    misplaced = (
+        ((name, "except"), ONLY_DEFAULT) for name, each in entries.items() if each.excepted and name != DEFAULT
+    )
+    in_grants = (
         ((name, "grants", *place), why)
         for name, entry in entries.items()
         for place, why in grant_entries.faults_of(entry.quota, entry.grants, entry.time_zone or zone)
     )
+    raise_faults(itertools.chain(misplaced, in_grants))
     return entries
 
 
@@ -248,6 +282,7 @@ def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES, zone: Zon
             prefer_most_free=entry.prefer == MOST_FREE,
             one_model=entry.one_model,
             grants=tuple(grant.in_zone(entry.time_zone or zone) for grant in entry.grants),
+            excepted=frozenset(entry.excepted),
         )
     default = namespaces.pop(DEFAULT, None)
     quota = Quota(namespaces, default, system)

@@ -13,27 +13,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from vcuda.quota.terms import (
-    CORES_PER_CARD,
-    LEDGER_NAMESPACE,
-    NEVER_FITS,
-    NODE_NAMESPACE,
-    OVER_QUOTA,
-    Mode,
-    cards,
-    mebibytes,
-)
+from vcuda.quota.terms import CORES_PER_CARD, NEVER_FITS, OVER_QUOTA, SYSTEM_NAMESPACES, Mode, cards, mebibytes
 from vcuda.quota.times import Times
 
 NOT_MUTATED = "/mutate was not called, or another webhook ran after it"
-
-# The quota entry `*` (for namespaces without their own entry) never applies to the namespaces of Kubernetes itself. If
-# their pods were refused, the cluster might not start.
-SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-public", "kube-node-lease"})
-
-UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", LEDGER_NAMESPACE, NODE_NAMESPACE})
-"""The namespaces for whose pods the API server does not call the webhook, as set in manifests/base. If the webhook
-had to admit its own pods, it could not start again after all its pods were deleted."""
 
 DEFAULT = "*"
 """The key of the quota entry that applies to all namespaces without their own entry."""
@@ -156,6 +139,8 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
     """True if every pod or claim that could get several models is rejected."""
     grants: tuple[Grant, ...] = ()
     """All grants, including those that do not apply now."""
+    excepted: frozenset[str] = frozenset()
+    """The namespaces to which the ``*`` entry does not apply: names, and beginnings of names that end with ``*``."""
     own: Mapping[str, Limit] | None = None
     """The limits without grants, in a copy that `at` has made; None in the entry as people wrote it."""
     granted: tuple[Granted, ...] = ()
@@ -232,7 +217,15 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
         # A system namespace can have its own entry. Pods there that bypass the webhook are charged, but never refused.
         if own is not None:
             return self._at_moment(own)
-        return None if name in self.system or self.default is None else self._at_moment(self.default)
+        default = self.default
+        if default is None or name in self.system or name in default.excepted or name.startswith(self._beginnings):
+            return None
+        return self._at_moment(default)
+
+    @functools.cached_property
+    def _beginnings(self) -> tuple[str, ...]:
+        excepted = self.default.excepted if self.default else ()
+        return tuple(each.removesuffix("*") for each in excepted if each.endswith("*"))
 
     def _at_moment(self, written: NamespaceQuota) -> NamespaceQuota:
         if not written.grants:

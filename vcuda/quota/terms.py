@@ -35,6 +35,14 @@ MALFORMED = "malformed GPU request"
 LEDGER_NAMESPACE, NODE_NAMESPACE = "vcuda-quota-ledgers", "vcuda-quota-node"
 """The default namespaces of the ledgers (records of charges) and of the node agents. Both must contain nothing else."""
 
+# The quota entry `*` (for namespaces without their own entry) never applies to the namespaces of Kubernetes itself. If
+# their pods were refused, the cluster might not start.
+SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-public", "kube-node-lease"})
+
+UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", LEDGER_NAMESPACE, NODE_NAMESPACE})
+"""The namespaces for whose pods the API server does not call the webhook, as set in manifests/base. If the webhook
+had to admit its own pods, it could not start again after all its pods were deleted."""
+
 STORABLE_SECONDS = 75
 """This many seconds after its admission, a pod can no longer be stored. The API server ends a request after a minute,
 and etcd may need a few more seconds."""

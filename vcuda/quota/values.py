@@ -151,8 +151,9 @@ def sentence(details: ErrorDetails, entry: type[pydantic.BaseModel], must_be: st
         case "value_error":
             return str(details["ctx"]["error"])
         case "extra_forbidden":
-            supported = f"supported keys: {quoted(entry.model_fields)}{also and f'. {also}'}"
-            return f"unknown key; {suggestion(details['loc'][-1], entry.model_fields) or supported}"
+            keys = [field.alias or name for name, field in entry.model_fields.items()]
+            supported = f"supported keys: {quoted(keys)}{also and f'. {also}'}"
+            return f"unknown key; {suggestion(details['loc'][-1], keys) or supported}"
         case "bool_type":
             must_be = "must be true or false"
     return f"{must_be}; got {shown(details['input'])}"

@@ -20,7 +20,8 @@ from vcuda.claims import objects, request as claim_requests
 from vcuda.claims.digest import digest_of
 from vcuda.claims.names import CLAIM, GROUP, TEMPLATE
 from vcuda.placement.affinity import NodeSelection
-from vcuda.quota.model import CORES_PER_CARD, UNASKED_NAMESPACES, Charge
+from vcuda.quota.model import CORES_PER_CARD, Charge
+from vcuda.quota.terms import UNASKED_NAMESPACES
 from vcuda.requests.pod_request import read_request
 from vcuda.workloads import Manifest, Unread, Workload, made_claims
 from webhook.check import files

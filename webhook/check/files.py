@@ -17,12 +17,12 @@ from vcuda.discovery import sources
 from vcuda.ledger.ledger import charges_by_model
 from vcuda.placement import affinity, patches, registers
 from vcuda.placement.nodes import Nodes
-from vcuda.quota import model
+from vcuda.quota import model, terms
 from vcuda.requests import config, resources, runtime_devices
 from webhook.ledger import ledgers as memory
 from webhook.review import context
 
-_SYSTEM = model.SYSTEM_NAMESPACES | model.UNASKED_NAMESPACES
+_SYSTEM = terms.SYSTEM_NAMESPACES | terms.UNASKED_NAMESPACES
 
 _KINDS: Mapping[str, type[k8s_types.K8sObject]] = {
     "Node": k8s_types.Node,

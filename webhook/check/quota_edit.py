@@ -12,6 +12,7 @@ import msgspec
 from vcuda import cli
 from vcuda.quota.changes import QuotaChange, changes
 from webhook.check import files
+from webhook.review.first_limits import general_warning
 from webhook.review.quota_edit import document_warnings
 
 
@@ -40,4 +41,5 @@ def read_edit(old: Path | None, new: Path, cluster: files.OfflineCluster, now: f
     quota = after.quota.at(now)
     before = files.read_quota(old).quota.at(now) if old else quota
     policy = msgspec.structs.replace(cluster.policy, quota=before) if has_nodes else None
-    return QuotaEdit(tuple(changes(before, quota)), tuple(document_warnings(before, quota, after.resources, policy)))
+    warnings = *general_warning(before, quota), *document_warnings(before, quota, after.resources, policy)
+    return QuotaEdit(tuple(changes(before, quota)), warnings)

@@ -85,7 +85,7 @@ def review_of(
     check()
     claims = bool(pod.spec.resource_claims and policy.claims)
     charged = asked.asks or claims
-    faults = [*_faults(pod, asked, policy, quota.allow, check)]
+    faults = [*faults_of(pod, asked, policy, quota.allow, check)]
     if charged and pod.spec.grace_seconds > policy.max_terminating:
         faults.append(Fault(GRACE, TOO_LONG.format(policy.max_terminating, pod.spec.grace_seconds)))
     if charged and ORPHAN in (pod.metadata.finalizers or ()):
@@ -103,7 +103,7 @@ def review_of(
     return review if charged or patches.unrecorded_patch(pod) else _not_charged(review)
 
 
-def _faults(
+def faults_of(
     pod: Pod, asked: PodRequest, policy: PolicySnapshot, allow: Collection[Allowance], check: Check
 ) -> Iterator[Fault]:
     yield from asked.faults

@@ -22,7 +22,7 @@ from vcuda.registration import CALLED, PROBE
 from vcuda.requests.config import QuotaConfig, parse_config
 from vcuda.requests.resources import PLAIN_CARDS, CardWorth, GpuResources
 from webhook.ledger import ledgers
-from webhook.review import context
+from webhook.review import context, first_limits
 
 # The answer to a quota edit has at most this many warnings, as the API server truncates their text to 4 KiB.
 MOST_WARNINGS = 20
@@ -50,6 +50,7 @@ async def check_edit(
     *,
     callers_known: bool,
     namespaces: NamespaceNames | None = None,
+    pods: first_limits.Pods | None = None,
     check: k8s_types.Check = k8s_types.no_check,
 ) -> AdmissionResponse:
     """Return the answer to an edit of the quota ConfigMap. A refusal names the field path of every fault.
@@ -57,7 +58,8 @@ async def check_edit(
     ``policy``: the present quota and nodes; None if they have not been read yet. ``callers_known``: True if only the
     API server can send reviews. Otherwise the answer depends on the review and the nodes only, and no change is logged,
     because a tenant may have forged the review. ``namespaces``: a function that lists all namespaces; None without an
-    API server. ``check``: called again and again during the work. It raises Dropped if the work must stop.
+    API server. ``pods``: a function that lists all pods; None without an API server. ``check``: called again and again
+    during the work. It raises Dropped if the work must stop.
     """
     if request.name == PROBE:
         return AdmissionResponse("probed", False, HTTPStatus.FORBIDDEN, CALLED)
@@ -75,6 +77,8 @@ async def check_edit(
     if policy:
         policy = msgspec.structs.replace(policy, nodes=policy.nodes.named_by(read.resources.models))
     old, warnings = before or quota, list[str]()
+    pods = pods if callers_known else None
+    warnings += _first_limits(before or Quota(), quota, read.resources, policy, pods=pods, check=check)
     if callers_known:
         warnings += await _compared(quota, before, charged, time.monotonic() + COMPARING_SECONDS, check)
         if not request.dry_run:
@@ -84,6 +88,22 @@ async def check_edit(
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS:] = [f"{len(warnings) - MOST_WARNINGS} more warnings are not shown"]
     return AdmissionResponse("quota-accepted", warnings=warnings)
+
+
+def _first_limits(
+    old: Quota,
+    new: Quota,
+    resources: GpuResources,
+    policy: context.PolicySnapshot | None,
+    *,
+    pods: first_limits.Pods | None,
+    check: k8s_types.Check,
+) -> Iterator[str]:
+    if policy is None or pods is None:
+        return first_limits.general_warning(old, new)
+    new = msgspec.structs.replace(new, system=policy.quota.system)
+    policy = msgspec.structs.replace(policy, quota=new, resources=resources)
+    return first_limits.named_warnings(old, policy, pods, check)
 
 
 def document_warnings(

@@ -16,9 +16,14 @@ import structlog
 
 from vcuda import cli, kube as k8s
 from vcuda.placement import patches
-from vcuda.quota.model import LEDGER_NAMESPACE, NODE_NAMESPACE, SYSTEM_NAMESPACES
 from vcuda.quota.quota_clock import QuotaClock
-from vcuda.quota.terms import MAX_TERMINATING_SECONDS, STORABLE_SECONDS
+from vcuda.quota.terms import (
+    LEDGER_NAMESPACE,
+    MAX_TERMINATING_SECONDS,
+    NODE_NAMESPACE,
+    STORABLE_SECONDS,
+    SYSTEM_NAMESPACES,
+)
 from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES, RuntimeClasses
 from vcuda.tls import ServingCertificate, watch
 from webhook import admission
@@ -40,7 +45,7 @@ OTHER_FILES = 512
 
 LIST_NAMESPACES_SECONDS = 2.0
 """Timeout in seconds of the LIST of all namespaces that an edit of the quota causes. The timeout is short, because the
-API server waits only ten seconds for the answer to the edit."""
+API server waits only five seconds for the answer to the edit."""
 
 MakeService = Callable[[ServingCertificate], admission.Service]
 
@@ -128,6 +133,7 @@ class Cluster(msgspec.Struct, frozen=True):
         return admission.Service(
             *(policy.current, ledgers, metrics, admission.Gate(), structlog.get_logger(), self.place, names),
             self.callers_known,
+            functools.partial(k8s.living_pods, kube),
         )
 
 
