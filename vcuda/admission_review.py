@@ -57,14 +57,26 @@ class AdmissionReview(K8sStruct, frozen=True, gc=False):
     request: AdmissionRequest | None = None
 
 
-_DECODER = Decoder(AdmissionReview)
+MOST_REPAIRED = 2**18
+"""The maximum size in bytes of a review with values that are nested too deep to be decoded. The removal of such values
+takes longer than the decision. Claims can have such values in their ``parameters``, but useful claims have none."""
+
+TOO_DEEP = (
+    f"the admission review of this object has more than {MOST_REPAIRED} bytes ({MOST_REPAIRED // 2**10} KiB), "
+    "and has values that cannot be decoded, for example values nested a thousand levels deep. "
+    "Make the object smaller, or its values less deep"
+)
+
+_DECODER = Decoder(AdmissionReview, MOST_REPAIRED)
 
 
-def read_review(body: bytes) -> AdmissionRequest:
+def read_review(body: bytes, check: Check = no_check) -> AdmissionRequest:
     """Return the request in a review. Raises BadReview if the body is not an AdmissionReview v1 with a request."""
     try:
-        review = _DECODER.decode(body)
+        review = _DECODER.decode(body, check)
     except UNDECODABLE as error:
+        if len(body) > MOST_REPAIRED and not isinstance(error, msgspec.ValidationError):
+            raise BadReview(TOO_DEEP, HTTPStatus.REQUEST_ENTITY_TOO_LARGE) from error
         raise BadReview(f"the body is not an AdmissionReview in JSON: {error}") from error
     if review.kind != KIND or review.api_version != API_VERSION:
         got = f"apiVersion {review.api_version!r} and kind {review.kind!r}"

@@ -7,6 +7,7 @@ names that Kubernetes gives them, in snake case. ``None`` stands for an absent o
 
 import datetime
 import functools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -55,19 +56,24 @@ T = TypeVar("T")
 class Decoder(Generic[T]):
     """Decodes JSON of one type. If that fails, `shallow` first removes the parts that no decoder can read.
 
-    Raises one of `UNDECODABLE`, but never because of a field that is not read.
+    Raises one of `UNDECODABLE`, but never because of a field that is not read if the text has at most ``most`` bytes.
     """
 
-    def __init__(self, kind: type[T]) -> None:
+    def __init__(self, kind: type[T], most: float = math.inf) -> None:
         self._decode = msgspec.json.Decoder(kind).decode
+        self._most = most
 
-    def decode(self, text: bytes | msgspec.Raw) -> T:
+    def decode(self, text: bytes | msgspec.Raw, check: Check = no_check) -> T:
         try:
             return self._decode(text)
         except msgspec.ValidationError:
             raise
         except UNDECODABLE:
-            return self._decode(shallow(bytes(text)))
+            whole = bytes(text)
+            if len(whole) > self._most:
+                raise
+            check(len(whole))
+            return self._decode(shallow(whole))
 
 
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"

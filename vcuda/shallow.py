@@ -29,7 +29,8 @@ def shallow(text: bytes) -> bytes:
     All values up to `DEEPEST` levels are kept, and none below `FLAT_LEVELS` more levels. null replaces the others.
     The time is linear in the length of any text, and nothing is called recursively.
     """
-    return _without_halves(_without_depth(text))
+    kept = _without_depth(text)
+    return _without_halves(kept) if rb"\ud" in kept or rb"\uD" in kept else kept
 
 
 def _without_depth(text: bytes) -> bytes:

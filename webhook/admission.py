@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from vcuda import errors, k8s_types, kube
-from vcuda.admission_review import AdmissionRequest, AdmissionResponse, read_review, write_review
+from vcuda.admission_review import MOST_REPAIRED, AdmissionRequest, AdmissionResponse, read_review, write_review
 from vcuda.claims.names import GROUP
 from vcuda.k8s_types import Decoder
 from vcuda.quota.terms import OVER_QUOTA
@@ -124,12 +124,12 @@ class Service(msgspec.Struct, frozen=True):
         async with thread.place(line, len(body), deadline):
             return await thread.run(work, self.ledgers, line, deadline)
 
-    def reject_too_large(self, path: str, head: ReviewHead) -> bytes:
-        """Return the encoded refusal of a review with more than `MAX_BODY` bytes.
+    def reject_too_large(self, path: str, head: ReviewHead, message: str = TOO_LARGE) -> bytes:
+        """Return the encoded refusal of a review with too many bytes.
 
         ``head``: the uid and the namespace from the first bytes of the review. The other bytes are not read.
         """
-        response = AdmissionResponse("too-large", False, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
+        response = AdmissionResponse("too-large", False, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
         self.metrics.observe(path, response, 0)
         self.log.info("admission", path=path, uid=head.uid, namespace=head.namespace, outcome=response.outcome)
         return write_review(head.uid, response)
@@ -138,7 +138,13 @@ class Service(msgspec.Struct, frozen=True):
         self, path: str, body: bytes, started: float, deadline: ReviewDeadline, ledgers: Ledgers
     ) -> bytes:
         deadline.check()
-        request = read_review(body)
+        try:
+            request = read_review(body, deadline.check)
+        except errors.BadReview as error:
+            head = ReviewHead.read(body)
+            if error.status is not HTTPStatus.REQUEST_ENTITY_TOO_LARGE or not head.uid:
+                raise
+            return self.reject_too_large(path, head, str(error))
         deadline.check()
         response = (await self._decide(path, request, deadline, ledgers)).bounded()
         reply = write_review(request.uid, response, deadline.check)
@@ -222,4 +228,4 @@ class _Named(k8s_types.K8sStruct, frozen=True):
     metadata: _PodNames = _PodNames()
 
 
-_NAMED = Decoder(_Named)
+_NAMED = Decoder(_Named, MOST_REPAIRED)

@@ -181,6 +181,8 @@ BOUNDED = asking([container(CARD)], affinity=required(*BOUNDS))
 """A pod whose node affinity has hundreds of terms, each of which was compared with the labels of all GPU models."""
 PARTED = asking(filled(lambda n: container({f"nvidia.com/mig-{n % 7 + 1}g.{n + 1}gb": 1}), ROOM - 1024))
 """A pod of hundreds of containers with different resources, each of which was looked up in all containers."""
+ALIKE = asking(filled(lambda _n: container({"nvidia.com/gpu": 1}), ROOM - 1024))
+"""A pod of hundreds of containers with a card each, whose charge takes steps of containers times GPU models."""
 
 
 @pytest.mark.timeout(900)
@@ -193,6 +195,8 @@ def test_no_small_review_needs_many_calls_on_the_event_loop() -> None:
     @example(Sent(LISTING), "/validate", False)
     @example(Sent(BOUNDED), "/mutate", False)
     @example(Sent(PARTED), "/validate", False)
+    @example(Sent(ALIKE), "/mutate", False)
+    @example(Sent(ALIKE), "/validate", False)
     def review(manifest: Manifest, path: str, dry_run: bool) -> None:
         body = review_of(manifest, dryRun=dry_run)
         assert len(body) <= LARGE_REVIEW

@@ -8,19 +8,25 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
 import structlog
 
+from examples.claims import claim, entry
 from tests.builders import MODEL, Manifest, held_to, pod_of_cores, policy_for, required, requirement, term, vcuda_pod
 from tests.integration.reviews import review_of
 from tests.waiting import PATIENT
+from vcuda import k8s_types
+from vcuda.admission_review import MOST_REPAIRED
 from vcuda.errors import BadReview, Dropped, DropReason, Unavailable
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Limit, NamespaceQuota, Usage
 from vcuda.requests.resources import CardModels, GpuResources, ProductRow
+from vcuda.shallow import shallow
 from webhook.admission import LARGE_REVIEW, MOST_STEPS, Gate, Service
 from webhook.intake.large_reviews import PLACES
 from webhook.ledger.ledgers import ChargeRequest, Decision, MemoryLedgers, ReviewDeadline
@@ -108,6 +114,39 @@ async def test_a_small_pod_whose_decision_takes_long_is_decided_by_the_thread_wi
         assert answers[-1]["response"]["allowed"]
     assert answers[0] == answers[1]
     assert decided_by == {threading.current_thread().name, "large-review_0"}
+
+
+def too_deep(size: int) -> bytes:
+    """Return the review of a claim whose parameters have more levels than a decoder reads."""
+    parameters = b"[" * 3000 + b"]" * 3000
+    manifest = {**claim(entry()), "metadata": {"name": "c", "annotations": {"deep": "DEEP"}}}
+    return body(manifest).replace(b'"DEEP"', parameters).ljust(size)
+
+
+@in_a_loop
+async def test_a_small_review_that_is_nested_too_deep_is_repaired_by_the_thread() -> None:
+    threads = list[str]()
+
+    def repaired(text: bytes) -> bytes:
+        threads.append(threading.current_thread().name)
+        return shallow(text)
+
+    with mock.patch.object(k8s_types, "shallow", repaired):
+        for size in (0, MOST_REPAIRED):
+            await service(MemoryLedgers()).answer("/mutate", too_deep(size), ReviewDeadline.after(10), "team-a")
+    assert threads == ["large-review_0"] * 2
+
+
+@pytest.mark.parametrize("path", ["/mutate", "/validate"])
+@in_a_loop
+async def test_a_large_review_that_is_nested_too_deep_is_rejected_and_not_repaired(path: str) -> None:
+    raw = too_deep(MOST_REPAIRED + 1)
+    with mock.patch.object(k8s_types, "shallow") as repaired:
+        response = json.loads(await service(MemoryLedgers()).answer(path, raw, ReviewDeadline.after(10), "team-a"))
+    status = response["response"]["status"]
+    assert (response["response"]["uid"], status["code"]) == ("review", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+    assert f"more than {MOST_REPAIRED} bytes" in status["message"]
+    repaired.assert_not_called()
 
 
 @in_a_loop

@@ -124,6 +124,13 @@ def test_a_body_over_the_bound_that_names_no_review_is_an_http_error(service: mo
     assert (client.status, client.read) == (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, 4)
 
 
+def test_a_large_review_without_a_namespace_is_a_client_error_and_gets_no_place(service: mock.Mock) -> None:
+    client = Client(KIND + b'"request":{"uid":"f-1","name":"' + b"x" * LARGE_BODY)
+    serve(service, client)
+    assert client.status == HTTPStatus.BAD_REQUEST
+    service.answer.assert_not_called()
+
+
 def test_a_client_that_disconnected_gets_no_answer(service: mock.Mock) -> None:
     client = Client(b"{", whole=False, gone=True)
     serve(service, client)
@@ -198,7 +205,8 @@ def test_the_timeout_is_at_most_that_of_the_api_server() -> None:
     none=(b'{"request":{"uid":"u","kind":{}}}', ("u", "")),
     too_long=(b'{"request":{"uid":"%s","namespace":"%s"}}' % (b"u" * 65, b"n" * 64), ("", "")),
     fields_in_another_order=(b'{"request":{"namespace":"Team/A","uid":"u"}}', ("", "")),
-    namespace_too_far_behind=(b'{"request":{"uid":"u"},' + b" " * 5000 + b'"namespace":"n"', ("u", "")),
+    a_long_name=(b'{"request":{"uid":"u","name":"%s","namespace":"n"' % (b"x" * 60_000), ("u", "n")),
+    namespace_too_far_behind=(b'{"request":{"uid":"u"},' + LARGE + b'"namespace":"n"', ("u", "")),
     empty=(b"", ("", "")),
 )
 def test_the_first_bytes_show_the_namespace_of_a_review(body: bytes, head: tuple[str, str]) -> None:

@@ -90,6 +90,12 @@ def test_a_claim_is_pinned_to_the_first_model_with_room_and_charged_by_its_uid()
     assert server.used() == {"A100": Charge(200, 0, 200)}, "repeated calls must be charged once"
 
 
+def test_the_order_of_the_requests_of_a_claim_makes_no_new_scheme() -> None:
+    both = entry(NVIDIA), {**entry(HAMI), "name": "other"}
+    schemes = {Server().mutate(claim(*each)).scheme for each in (both, both[::-1])}
+    assert len(schemes) == 1
+
+
 @cases(
     "asked, expected",
     NVIDIA_s_driver_from_a_template=(entry(count=1, allocationMode="ExactCount"), Charge(100, 0, 100)),

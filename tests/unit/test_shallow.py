@@ -3,14 +3,15 @@
 import json
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import assume, given, strategies as st
 
 from controller.plugin.kubectl import read_json
 from tests.api_double import Handle
 from vcuda import shallow as under_test
-from vcuda.admission_review import read_review
+from vcuda.admission_review import MOST_REPAIRED, read_review
 from vcuda.allocations.stored_claims import ClaimReader
 from vcuda.k8s_types import Decoder, Pod
 from vcuda.kube import Params, Reflector
@@ -56,6 +57,11 @@ def test_a_text_loses_its_deepest_values_and_nothing_else(value: Any, deepest: i
         found = json.loads(shallow(json.dumps(value, indent=indent).encode()))
     assert cut(found, deepest) == sound(cut(value, deepest))
     assert cut(found, deepest + under_test.FLAT_LEVELS) == found
+
+
+def test_a_text_without_halves_is_not_searched_character_by_character() -> None:
+    with mock.patch.object(under_test, "_CHARACTERS", None):
+        assert shallow(rb'["\n"]') == rb'["\n"]'
 
 
 def nested(depth: int, brackets: tuple[bytes, bytes]) -> bytes:
@@ -142,6 +148,7 @@ def test_the_charge_of_a_claim_does_not_depend_on_the_parameters_of_drivers(junk
 
 @given(JUNKS)
 def test_a_review_of_any_object_is_read(junk: bytes) -> None:
+    assume(len(junk) < MOST_REPAIRED - 1024)
     review = b'{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","object":%b}}'
     found = read_review(review.replace(b"%b", pod("odd", 2, junk)))
     assert scheduler(found.object) == "v2"

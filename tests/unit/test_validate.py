@@ -19,7 +19,6 @@ from vcuda.placement.patches import Hints
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Shortage, Usage
 from vcuda.quota.terms import MODEL_ANNOTATION, UNSTORED_CAUSE
 from webhook.ledger.ledgers import (
-    IDLE_SECONDS,
     MOST_NAMESPACES,
     SKIPPED_SECONDS,
     ChargeRequest,
@@ -220,7 +219,13 @@ def test_a_pod_without_a_trace_of_mutate_is_retried_for_30_s_and_then_rejected(
 
     retried = ("not-mutated", HTTPStatus.TOO_MANY_REQUESTS, 1)
     final = ("not-pinned", HTTPStatus.FORBIDDEN, None)
-    for seconds, expected in ((0, retried), (SKIPPED_SECONDS - 1, retried), (1, final), (IDLE_SECONDS + 1, retried)):
+    for seconds, expected in (
+        (0, retried),
+        (SKIPPED_SECONDS - 1, retried),
+        (1, final),
+        (SKIPPED_SECONDS, final),
+        (SKIPPED_SECONDS + 1, retried),
+    ):
         clock.now += seconds
         answer = answered()
         assert (answer.outcome, answer.status, answer.retry_after) == (expected if waits else final)

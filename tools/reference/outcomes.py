@@ -46,7 +46,7 @@ OUTCOMES = {
     "over-quota-uncounted": ("the ledger has too little room, and the stored objects could not be counted in time"),
     "not-mutated": (
         "the answer was 429 with a retry in a second, because the pod lacks the patch of `/mutate`, and the namespace's"
-        " first such pod was less than 30 s ago"
+        " first such pod since a pause of 30 s was less than 30 s ago"
     ),
     "not-allowed": (
         "the pod or claim was rejected, because the namespace's quota has none of the models that it may use"
@@ -63,7 +63,10 @@ OUTCOMES = {
     "ledger-lost": (
         "the answer was 403, because the ledger is lost, and pods that were charged in it may still be stored"
     ),
-    "too-large": "the object was rejected with 413, because its review exceeds 3 MiB",
+    "too-large": (
+        "the object was rejected with 413,"
+        " because its review exceeds 3 MiB, or 256 KiB with values that cannot be decoded"
+    ),
     "bad-request": "the request was rejected, because the registration of the webhook is wrong",
     "quota-accepted": "`/quota` accepted the quota document, which is valid",
     "probed": "`/quota` rejected the ConfigMap by which the controller checks every minute that the webhook is called",

@@ -19,11 +19,8 @@ an edit of the quota has two versions of the ConfigMap with at most 1 MiB of dat
 
 LARGE_BODY = 2**16
 """The number of bytes that are read from each request body without delay. The review of a longer body waits in a queue
-before the remaining bytes are read."""
-
-HEAD = 2**12
-"""The number of bytes at the start of a review in which its uid and its namespace are searched. The API server writes
-these two fields before userInfo and the object."""
+before the remaining bytes are read. The review's uid and namespace are searched in these bytes, because a pod's name,
+which precedes the namespace, may be long: the API server has not validated it before /mutate."""
 
 # The first field of an AdmissionRequest (k8s.io/api, admission/v1) is uid. The namespace follows kind, resource and
 # name. JSON escapes quotes inside strings, so these regular expressions cannot match inside a pod's name.
@@ -46,7 +43,7 @@ class ReviewHead(NamedTuple):
 
     @classmethod
     def read(cls, body: bytes) -> "ReviewHead":
-        uid, namespace = (pattern.search(body, 0, HEAD) for pattern in (_UID, _NAMESPACE))
+        uid, namespace = (pattern.search(body, 0, LARGE_BODY) for pattern in (_UID, _NAMESPACE))
         return cls(uid[1].decode() if uid else "", namespace[1].decode() if namespace else "")
 
 

@@ -238,7 +238,8 @@ CHOICE_SECONDS = 2.0
 
 
 SKIPPED_SECONDS = 30.0
-"""The time for which a namespace's pods without a trace of /mutate are retried. A replica is replaced within it."""
+"""The time for which a namespace's pods without a trace of /mutate are retried. A replica is replaced within it. After
+as long a time without such a pod, the next one is retried again."""
 
 
 class ChargeWindow:
@@ -322,9 +323,12 @@ class SkippedMutate:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
         self._clock = clock
-        self._since = ByNamespace(lambda _namespace: clock(), clock)
+        # Maps each namespace to the times of the first and of the last such pod.
+        self._seen = ByNamespace(lambda _namespace: [clock()] * 2, clock)
 
     def may_pass(self, namespace: str) -> bool:
-        """Record such a pod, and return True until `SKIPPED_SECONDS` after the namespace's first such pod."""
+        """Record such a pod, and return True until `SKIPPED_SECONDS` after the first such pod of an unbroken series."""
         with self._lock:
-            return self._clock() - self._since[namespace] < SKIPPED_SECONDS
+            seen, now = self._seen[namespace], self._clock()
+            seen[:] = now if now - seen[1] > SKIPPED_SECONDS else seen[0], now
+            return now - seen[0] < SKIPPED_SECONDS

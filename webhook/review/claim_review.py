@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from types import MappingProxyType
 
-from vcuda.admission_review import AdmissionRequest, AdmissionResponse
+from vcuda.admission_review import MOST_REPAIRED, AdmissionRequest, AdmissionResponse
 from vcuda.claims.charges import ClaimRequest, ambiguous
 from vcuda.claims.digest import ClaimDigest, digest_of
 from vcuda.claims.names import CLAIM, TEMPLATE
@@ -29,8 +29,8 @@ from webhook.review.models import Allowed, check_wish, pin
 
 WAITS = "a claim from this template must wait until the quota is free"
 
-_CLAIMS = Decoder(ResourceClaim)
-_TEMPLATES = Decoder(ResourceClaimTemplate)
+_CLAIMS = Decoder(ResourceClaim, MOST_REPAIRED)
+_TEMPLATES = Decoder(ResourceClaimTemplate, MOST_REPAIRED)
 
 
 class ClaimReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
@@ -72,7 +72,7 @@ def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapsh
     refusals = find_unlimited(annotations) if asked.has_share else ()
     refused = [each.fault for each in refusals if each.allowance not in quota.allow]
     faults = tuple(Fault(f"{under}{path}", message) for path, message in (*asked.faults, *refused))
-    scheme = ",".join(dict.fromkeys(entry.found.driver or "" for entry in asked.entries))
+    scheme = ",".join(sorted({entry.found.driver or "" for entry in asked.entries}))
     # A claim never gets a 429, because the client would wait before it repeats the call. During such a wait, a
     # controller blocks one of its few workers, and the scheduler withholds devices from other pods.
     review = ClaimReview(

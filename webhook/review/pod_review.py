@@ -94,7 +94,7 @@ def review_of(
     # HAMi and NVIDIA's device plugin use one resource for whole cards. So the metrics name this resource, not a vendor.
     plain = {each for each in asked.schemes if each.counts_plain_cards and each not in asked.registered}
     names = [PLAIN_CARDS if each in plain else each.name for each in asked.schemes]
-    scheme = ",".join([*names, *["units"] * asked.by_units])
+    scheme = ",".join([*sorted(names), *["units"] * asked.by_units])
     review = PodReview(
         request.namespace, quota, policy, tuple(faults), (), scheme, pod=pod, request=asked, claims=claims
     )

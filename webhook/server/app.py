@@ -19,7 +19,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from vcuda.errors import BadReview, Dropped, DropReason, Unavailable, VcudaError
 from webhook import admission, metrics
-from webhook.intake.bodies import HEAD, LARGE_BODY, MAX_BODY, BodyTooLarge, ReviewHead, read_body
+from webhook.intake.bodies import LARGE_BODY, MAX_BODY, BodyTooLarge, ReviewHead, read_body
 from webhook.ledger.ledgers import ReviewDeadline
 
 REVIEWS = frozenset({"/mutate", "/validate", "/quota"})
@@ -126,14 +126,16 @@ class Application:
         self, path: str, length: int, receive: asgi_typing.Receive, chunks: list[bytes], deadline: ReviewDeadline
     ) -> bytes:
         if length > MAX_BODY:
-            await read_body(receive, chunks, HEAD)
+            await read_body(receive, chunks, LARGE_BODY)
             raise BodyTooLarge
         whole = await read_body(receive, chunks, LARGE_BODY)
         size = sum(map(len, chunks))
         thread = self._service.thread_for(path, size)
         if thread is None:
             return await self._service.answer(path, b"".join(chunks), deadline)
-        line = ReviewHead.read(b"".join(chunks)).namespace
+        uid, line = ReviewHead.read(b"".join(chunks))
+        if uid and not line:  # otherwise a long name of a pod would join the line of unknown namespaces
+            raise BadReview(f"the first {LARGE_BODY} bytes of the review have no namespace")
         async with thread.place(line, size if whole else length or MAX_BODY, deadline):
             if not whole:
                 await self._read_rest(path, receive, chunks, deadline)
