@@ -5,7 +5,8 @@ So the webhook is called for the first pod of a new namespace even if this contr
 """
 
 import contextlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 
 import msgspec
 import structlog
@@ -27,6 +28,8 @@ TAKING_EFFECT = "taking-effect"
 PROBE_POLICY = "in-effect.quota.vcuda.io"
 PROBE_INTERVAL_SECONDS = 0.5
 RETRY_SECONDS = 2.0
+MAX_PROBES = 10
+"""The most namespaces that are probed to find out whether the API server evaluates policies."""
 
 
 class NamespaceLabels:
@@ -58,16 +61,11 @@ class NamespaceLabels:
     def is_evaluated(self) -> bool:
         """Return False if a limited namespace shows that the API server does not evaluate policy `PROBE_POLICY`.
 
-        Another rejection shows nothing, for example of a namespace that is being deleted. Then probe the next one.
-        Raises the last ApiError if no namespace shows it.
+        Another rejection shows nothing, for example of a namespace that is being deleted. Then probe the next one, of
+        at most `MAX_PROBES`. Raises the last ApiError if no namespace shows it.
         """
-        quota = self._quota.current()
         failure: errors.ApiError | None = None
-        for namespace in self.reflector.snapshot().values():
-            name = namespace.metadata.name
-            limited = quota and quota.for_namespace(name) and _value(namespace) != EXEMPT
-            if not limited or namespace.metadata.deletion_timestamp:
-                continue
+        for name in itertools.islice(self._limited(), MAX_PROBES):
             try:
                 return self._probed(name)
             except errors.ApiError as error:
@@ -75,6 +73,14 @@ class NamespaceLabels:
         if failure:
             raise failure
         return True
+
+    def _limited(self) -> Iterator[str]:
+        quota = self._quota.current()
+        for namespace in self.reflector.snapshot().values():
+            name = namespace.metadata.name
+            limited = quota and quota.for_namespace(name) and _value(namespace) != EXEMPT
+            if limited and not namespace.metadata.deletion_timestamp:
+                yield name
 
     def _reconcile(self, name: str) -> float | None:
         quota, namespace = self._quota.current(), self.reflector.get(("", name))

@@ -107,6 +107,7 @@ def test_a_namespace_that_is_being_deleted_does_not_show_whether_policies_are_ev
     ending = "/api/v1/namespaces/a-ending"
     api.store(ending, {"metadata": {"name": "a-ending", "labels": {}, **ends}})
     api.rejecting.add(f"{ending}/configmaps")
+    api.objects[TEAM] = api.objects.pop(TEAM)  # so that the namespace that is being deleted is listed first
     api.labels.reflector.relist()
     assert api.labels.is_evaluated() is evaluated
 

@@ -18,7 +18,7 @@ from tools.reference.examples import (
 )
 from tools.reference.pod_answers import CARD, SMALL, Answering, charge
 from tools.reference.told import Told
-from vcuda.admission_review import API_VERSION, KIND, AdmissionReview, GroupVersionKind
+from vcuda.admission_review import API_VERSION, KIND, TOO_DEEP, AdmissionReview, GroupVersionKind
 from vcuda.errors import BadReview, Dropped, LedgerLost, ListOverdue, UnreadableLedger
 from vcuda.k8s_types import ConfigMap, ObjectMeta
 from vcuda.kube import NamedLedger
@@ -96,6 +96,7 @@ def undecided() -> list[Told]:
             " See [a damaged ledger](troubleshooting.md#a-damaged-ledger).",
         ),
         *(Told(text, elsewhere) for text in (_not_ready(stopping), *_dropped())),
+        Told(TOO_DEEP, "Make the values of the object less deep. For a claim, these are usually its `parameters`."),
         Told(
             TOO_LARGE,
             "Make the object smaller. For a pod, `kubectl get pod -o json | wc -c` shows about its size.",
