@@ -225,6 +225,7 @@ def tell(stage: Stage, observer: Observer, calm: Sequence[Creates], during: Sequ
         for namespace, creates in zip(stage.others, every, strict=True):
             print(f"tenant with {stage.teams[namespace]}, {when}: {creates.told()}")
     for part in stage.parts:
+        assert part.process.process.poll() is None, part.process.output()[-4000:]
         print(part.told())
     print(f"{observer.looks} states watched, {observer.lost} failed attempts; the most cores of each namespace:")
     for team, quota in stage.teams.items():
