@@ -213,8 +213,8 @@ def nodes(
 
     SOURCE is the source of the model: `label` if an operator wrote the model label, otherwise the source from which the
     controller writes the label. SCHEME lists the device plugins and DRA drivers that serve the node. If no source
-    reports a figure, `?` is shown. TAKES PODS is `no` for a node that is cordoned or not ready. Doubts about a model
-    are printed on standard error. A warning about each model of the quota that no node has is printed there too.
+    reports a figure, `?` is shown. Doubts about a model are printed on standard error. A warning about each model of
+    the quota that no node has is printed there too.
 
     This command needs the packages of the extra `server`: `pip install vcuda-quota[server]`. The single file of the
     release does not contain these packages.
@@ -230,7 +230,7 @@ def nodes(
     """
     shown, reader = output or target.output, programs.load("controller.plugin.nodes", "kubectl gpuquota nodes")
     found = reader.read(target.kubeconfig, target.context, model_label, (*quota_configmap, quota_key))
-    heading = ("NODE", "MODELS", "CARDS", "MEMORY MiB", "SOURCE", "SCHEME", "FREE", "TAKES PODS")
+    heading = ("NODE", "MODELS", "CARDS", "MEMORY MiB", "SOURCE", "SCHEME", "FREE")
     _show(found.nodes, shown, heading, *map(reader.node_row, found.nodes))
     doubts = [f"{each.node}: {doubt}" for each in found.nodes for doubt in each.doubts]
     for warning in (*doubts, *found.warnings) if shown in ("table", WIDE) else ():

@@ -7,8 +7,6 @@ import pytest
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json, is_bound
 from tests.e2e.workloads import workload
-from tests.integration.reviews import gpu_pod
-from tests.processes import eventually
 
 Team = Callable[[Json], str]
 WISH = "quota.vcuda.io/models"
@@ -49,23 +47,3 @@ def test_a_deployment_gets_only_the_models_that_its_pod_template_names(
     )
     bound = cluster.await_pods(namespace, lambda pods: len(pods) == 2 and all(map(is_bound, pods)))
     assert sorted(nodes[pod["spec"]["nodeName"]] for pod in bound) == ["A100", "H100"]
-
-
-@pytest.mark.usefixtures("scheduler")
-def test_a_model_whose_nodes_are_cordoned_is_passed_over_until_they_are_uncordoned(
-    cluster: Cluster, team: Team, nodes: dict[str, str]
-) -> None:
-    namespace = team({"quota": {"H100": 4, "A100": 4}})
-    h100 = next(name for name, model in nodes.items() if model == "H100")
-    manifest = gpu_pod("train", namespace, {"tencent.com/vcuda-core": "100"})
-
-    def model_now() -> str:
-        made = cluster.try_create(manifest, dryRun="All").ok()
-        return str(made["metadata"]["annotations"]["quota.vcuda.io/model"])
-
-    for cordoned, model in ((True, "A100"), (False, "H100")):
-        cluster.rest.merge_patch(f"/api/v1/nodes/{h100}", {"spec": {"unschedulable": cordoned}})
-        eventually(lambda model=model: model_now() == model)  # type: ignore[misc]  # mypy cannot infer the default
-        cluster.create({**manifest, "metadata": {**manifest["metadata"], "name": f"on-{model.lower()}"}})
-        bound = cluster.await_bound(namespace, f"on-{model.lower()}")
-        assert nodes[bound["spec"]["nodeName"]] == model

@@ -167,7 +167,7 @@ def selecting(*lines: Manifest, **spec: object) -> Manifest:
 def test_the_labels_that_a_pod_selects_are_read_as_models(manifest: Manifest, models: tuple[str, ...]) -> None:
     found = find_candidates(view(manifest), PodRequest(Charge(), ()), QUOTA, NODES)
     assert found.models == models
-    assert found.ready <= {"A100-shared"}
+    assert found.present <= {"A100-shared"}
 
 
 VALUES = ["A100-shared", SHARED]

@@ -356,14 +356,3 @@ def test_the_extended_resource_of_a_class_is_rejected_until_it_is_counted() -> N
     server.policy = msgspec.structs.replace(server.policy, claims=claims)
     [fault] = server.validate(vcuda_pod({"example.com/fast": 1})).faults
     assert "`example.com/fast: {cards: 1}`" in fault.message
-
-
-def test_with_require_nodes_a_claim_gets_no_model_of_which_no_node_publishes_devices() -> None:
-    """A template is decided by /validate, so its answer does not depend on the devices that exist now."""
-    quota = NamespaceQuota({"V100": Limit(400)}, require_nodes=True)
-    answer = Server(quota).mutate(claim())
-    assert not answer.allowed
-    told = "V100 is excluded by `require_nodes` of the quota, because no node publishes such devices now"
-    assert answer.message.endswith(told)
-    assert Server(NamespaceQuota(quota.limits)).mutate(claim()).allowed
-    assert Server(quota).validate(template()).allowed

@@ -20,7 +20,7 @@ from tools.reference.examples import (
     requires,
     review,
 )
-from tools.reference.pod_answers import BIG, CARD, NO_HINTS, NODES, SMALL, Answering, charge
+from tools.reference.pod_answers import BIG, CARD, NODES, SMALL, Answering, charge
 from tools.reference.told import Chapter, Told
 from tools.reference.undecided import registered, undecided
 from vcuda.admission_review import AdmissionResponse
@@ -63,9 +63,6 @@ DISCOVERED = Nodes.of({"one": {MODEL: "M40", POOL: "public"}, "three": {MODEL: "
 WITH_HAMI = {"one": {"hami": (Card("GPU-0", "NVIDIA A100"),)}}
 PLAIN = Nodes.of({"one": {MODEL: "A100"}, "two": {MODEL: "M40"}}, LABELS, WITH_HAMI)
 HALF = Nodes.of({"one": {MODEL: "M40", HOSTNAME: "one"}, "two": {MODEL: "M40"}}, LABELS, WITH_HAMI)
-ONLY_HAMI = Nodes.of({"one": {MODEL: "M40"}}, LABELS, WITH_HAMI)
-TO_HAMI = Hints(of_schemes={"hami": "hami-scheduler"})
-ELSEWHERE = Nodes.of({"one": {MODEL: "A100"}}, LABELS)
 SIZED = Nodes.of({}, LABELS, named=CardModels({"M40": ProductRow(memory=40960)}))
 TWO_TYPES = (Card("GPU-0", "Tesla M40 24GB", mig=True), Card("GPU-1", "Tesla P40"))
 MIXED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": TWO_TYPES}})
@@ -115,16 +112,9 @@ def chapters() -> tuple[Chapter, ...]:
     )
 
 
-def _answer(
-    limits: Mapping[str, Any],
-    quota: NamespaceQuota,
-    nodes: Nodes = NODES,
-    *,
-    hints: Hints = NO_HINTS,
-    **fields: Any,
-) -> AdmissionResponse:
+def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NODES, **fields: Any) -> AdmissionResponse:
     """Return the answer of the webhook's path /mutate for an example pod."""
-    policy = msgspec.structs.replace(policy_for(quota, nodes), hints=hints)
+    policy = policy_for(quota, nodes)
     return asyncio.run(
         mutate(
             Creation(
@@ -286,16 +276,6 @@ def _refused() -> list[Told]:
             "No node of the model runs the vendor's device plugin. Request whole cards, or another model.",
         ),
         Told(
-            _answer({"nvidia.com/gpu": 1}, SMALL, ONLY_HAMI, hints=TO_HAMI, schedulerName="volcano").message,
-            "Leave `schedulerName` out, so that HAMi's scheduler places the pod, or request a model that has nodes"
-            " without HAMi.",
-        ),
-        Told(
-            _answer({"nvidia.com/gpu": 1}, msgspec.structs.replace(SMALL, require_nodes=True), ELSEWHERE).message,
-            "The quota has `require_nodes: true`, and no node of the model offers what the pod requests. Wait"
-            " until a node offers it, or request another model or resource.",
-        ),
-        Told(
             charge({"nvidia.com/gpu": 1}, SMALL, nodes=HALF, schedulerName="volcano").message,
             "Check that a replica of the webhook is ready, and that no other webhook reverts the"
             " changes of `/mutate`. The pod names its own scheduler. So `/mutate` excludes nodes with"
@@ -426,9 +406,9 @@ def _forecasts() -> list[str]:
     card = Charge(100)
     full = [Option(model, card, Limit(100), Usage(card)) for model in ("H100", "A100", "L40S", "A10")]
     empty = [Option(model, card, Limit(800), Usage()) for model in ("T4", "V100")]
-    away = msgspec.structs.replace(empty[0], model="L4", ready=False, waits=lambda: "its 2 nodes are cordoned")
+    away = msgspec.structs.replace(empty[0], model="L4", present=False)
     every += [([*full, *empty], Rule.ORDER), ([away, *empty], Rule.ANNOTATION)]
-    every += [([away, *empty], Rule.MOST_FREE), (empty, Rule.MOST_FREE), ([away], Rule.DOCUMENT)]
+    every += [([away, *empty], Rule.MOST_FREE), (empty, Rule.MOST_FREE)]
     choices = [choose(options, rule) for options, rule in every]
     return [*told, *(choice.forecast for choice in choices if isinstance(choice, Choice))]
 

@@ -17,7 +17,6 @@ from vcuda.k8s_types import ConfigMap, Decoder, K8sStruct, Node, NodeStatus, Obj
 from vcuda.kube import client, objects, reflector
 from vcuda.placement import affinity
 from vcuda.placement.free_cards import CARDS_CONFIG_MAP, CARDS_KEY, FreeCardsByPool, read_free_cards
-from vcuda.placement.node_states import NodeAvailability, NodeStates, read_state
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.registers import ANNOTATIONS, Registers, read_registers
 from vcuda.quota import changes, model
@@ -164,7 +163,6 @@ class ObservedNode(Node, frozen=True):
     facts: NodeFacts = NO_FACTS
     outdated: frozenset[str] = frozenset()
     """The names of the schemes (vendors' ways to share GPUs) whose list of the node's cards is out of date."""
-    state: NodeAvailability = NodeAvailability()
 
 
 @dataclass(eq=False)
@@ -187,8 +185,7 @@ class NodeInformer:
         self._registers: dict[str, tuple[bytes, Registers]] = {}
         self._log = structlog.get_logger()
         self._nodes = Nodes(self.keys)
-        self._states = NodeStates()
-        self._stale = self._stale_states = False
+        self._stale = False
         self._followers: list[NodeChange] = []
         self.reflector: reflector.Reflector[ObservedNode] = reflector.Reflector(
             self.kube, "/api/v1/nodes", self._decode, on_event=self._on_event
@@ -202,10 +199,6 @@ class NodeInformer:
         self._followers.append(on_change)
 
     def current(self) -> Nodes:
-        return self.with_states()[0]
-
-    def with_states(self) -> tuple[Nodes, NodeStates]:
-        """Return the nodes with their states. New states do not change the nodes, of which other indexes are made."""
         named = self.resources().models
         with self._lock:
             if self._stale or self._nodes.named is not named:
@@ -218,12 +211,7 @@ class NodeInformer:
                     named,
                     {name: node.outdated for name, node in seen.items() if node.outdated},
                 )
-                self._stale_states = True
-            if self._stale_states:
-                self._stale_states = False
-                states = {key.name: node.state for key, node in self.reflector.snapshot().items()}
-                self._states = NodeStates.of(self._nodes.index.names, states)
-            return self._nodes, self._states
+            return self._nodes
 
     def _on_event(self, old: ObservedNode | None, new: ObservedNode | None) -> None:
         # Most events of nodes are kubelet's heartbeats, which change no field that is kept.
@@ -231,11 +219,11 @@ class NodeInformer:
             return
         if old and new is None:
             self._registers.pop(old.metadata.name, None)
-        with self._lock:
-            self._stale |= not (old and new and _indexed(old) == _indexed(new))
-            self._stale_states |= not (old and new and old.state == new.state)
-        if self._place(old) != self._place(new) or (old and new and old.registers != new.registers):
-            self.on_model_change()
+        if not (old and new and _indexed(old) == _indexed(new)):
+            with self._lock:
+                self._stale = True
+            if self._place(old) != self._place(new) or (old and new and old.registers != new.registers):
+                self.on_model_change()
         for on_change in self._followers:
             on_change(old, new)
 
@@ -252,8 +240,7 @@ class NodeInformer:
         known = self.resources()
         facts = read_facts(node, known, registers)
         status = NodeStatus(cards) if cards else None
-        outdated = outdated_registers(known, facts, registers)
-        return ObservedNode(metadata, status, None, registers, facts, outdated, read_state(node))
+        return ObservedNode(metadata, status, registers, facts, outdated_registers(known, facts, registers))
 
     def _read_registers(self, node: Node) -> Registers:
         texts = {key: node.annotations[key] for key in ANNOTATIONS if key in node.annotations}

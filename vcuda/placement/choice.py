@@ -1,6 +1,6 @@
 """Chooses the GPU model of a pod or ResourceClaim among the models that this object may use."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -10,8 +10,6 @@ from vcuda.quota.terms import would_be_pinned
 
 MAX_PASSED_OVER = 3
 """The reason for a choice names at most this many of the models that come before the chosen model in the order."""
-
-NO_NODE = "no node now"
 
 NOT_ENFORCED = "over quota on every model, but the quota does not enforce its limits"
 
@@ -24,14 +22,12 @@ class Option(msgspec.Struct, frozen=True, gc=False):
     """The charge of the object if it uses this model."""
     limit: Limit
     usage: Usage
-    ready: bool = True
-    """True if a node of the model can take the object now."""
+    present: bool = True
+    """True if there is now a node of the model that can serve the object."""
     fits_a_card: bool = True
     """False if no card of the model has room for the object's largest container; True if free cards are unknown."""
     free_cores: Cores = 0
     """The free cores of the model's cards minus the charges of pending pods; 0 if free cards are not published."""
-    waits: Callable[[], str] = str
-    """Returns why no node of the model can take the object now; empty if the nodes are unknown."""
 
     @property
     def has_room(self) -> bool:
@@ -45,7 +41,7 @@ class Option(msgspec.Struct, frozen=True, gc=False):
         """Return the reason why ``best`` is chosen instead of this option, which is earlier in the order of models."""
         if not self.has_room:
             return "not enough quota"
-        return "no card with enough free cores" if self.ready == best.ready else self.waits() or NO_NODE
+        return "no card with enough free cores" if self.present == best.present else "no node now"
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
@@ -66,7 +62,7 @@ def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ..
 
     ``options`` must be in the order of ``rule``. Options are compared by these criteria, the most important first:
 
-    1. A node of the model can take the object now.
+    1. A node that can serve the object exists now.
     2. If free cards are published, a card has room for the largest container.
     3. Only for `Rule.MOST_FREE`: the most free cores on cards, if published, and then the most free quota.
     4. The position in the order of the rule.
@@ -75,9 +71,7 @@ def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ..
     if not fitting:
         return tuple(option.shortage for option in options)
     best = fitting[0]
-    waits = "" if best.ready else best.waits()
-    will_wait = waits and f"; the pod must wait for a node of {best.model}: {waits}"
-    return Choice(best.model, f"{_reason(options, fitting, rule)}, {free_of(best.limit, best.usage)}{will_wait}", rule)
+    return Choice(best.model, f"{_reason(options, fitting, rule)}, {free_of(best.limit, best.usage)}", rule)
 
 
 def choose_regardless(options: Sequence[Option], rule: Rule) -> Choice:
@@ -91,7 +85,7 @@ def choose_regardless(options: Sequence[Option], rule: Rule) -> Choice:
 
 def _ranked(options: Sequence[Option], rule: Rule) -> list[Option]:
     def rank(option: Option) -> tuple[bool, bool, Cores, Cores]:
-        absent, unfit = not option.ready, not option.fits_a_card
+        absent, unfit = not option.present, not option.fits_a_card
         if rule is not Rule.MOST_FREE:
             return absent, unfit, 0, 0
         return absent, unfit, -option.free_cores, -option.limit.free_cores(option.usage.used)
@@ -117,7 +111,7 @@ def _reason(options: Sequence[Option], fitting: Sequence[Option], rule: Rule) ->
 
 def _reason_by_room(fitting: Sequence[Option]) -> str:
     best, others = fitting[0], fitting[1:]
-    if best.ready and not all(each.ready for each in others):
+    if best.present and not all(each.present for each in others):
         return "a node of the model can take the pod now"
     if best.fits_a_card and not all(each.fits_a_card for each in others):
         return "a card of the model has enough free cores now"

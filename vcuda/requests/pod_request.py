@@ -10,7 +10,7 @@ from vcuda.errors import Fault, cut
 from vcuda.k8s_types import Check, Container, Pod, Quantity, no_check, parse_whole
 from vcuda.quota.model import CORES_PER_CARD, Charge, total
 from vcuda.requests.mig import PROFILE
-from vcuda.requests.resources import BUILT_IN, CLASS_RESOURCE, NOTHING, PLAIN_CARDS, WHOLE_CARD, CardWorth, GpuResources
+from vcuda.requests.resources import BUILT_IN, NOTHING, PLAIN_CARDS, WHOLE_CARD, CardWorth, GpuResources
 from vcuda.requests.schemes import Scheme
 from vcuda.requests.share_limits import ShareLimits
 
@@ -68,8 +68,6 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     """The most memory of one card that any container of the pod requests, in MiB."""
     registered: tuple[Scheme, ...] = ()
     """The requested schemes whose register (the node annotation that lists the cards) the pod's node must have."""
-    resources: tuple[str, ...] = ()
-    """The resources that the pod's node must offer. Resources of DeviceClasses are left out: no node offers them."""
 
     def charge_on(self, model: str) -> Charge:
         return self.on_models.on(model) if self.on_models else self.charge
@@ -191,17 +189,11 @@ def read_request(pod: Pod, known: GpuResources = BUILT_IN, check: Check = no_che
         tuple(dict.fromkeys(limits for request in requests for limits in request.limits)),
         max((request.memory_per_card for request in requests), default=0),
         _in_order(each.scheme for each in requests if each.scheme and each.needs_register),
-        (*(each.main_resource for each in schemes), *_units(kinds, schemes)),
     )
 
 
 def _count(charge: Charge, worth: Charge | None) -> int:
     return int(charge.cores // worth.cores) if worth and worth.cores else 0
-
-
-def _units(kinds: Iterable[str], schemes: Iterable[Scheme]) -> Iterator[str]:
-    names = {scheme.name for scheme in schemes}
-    return (kind for kind in kinds if kind not in names and not kind.startswith(CLASS_RESOURCE))
 
 
 def _effective_charge(asking: Iterable[tuple[str, Container, ContainerCharge]], kind: str, worth: CardWorth) -> Charge:

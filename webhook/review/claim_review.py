@@ -29,8 +29,6 @@ from webhook.review.models import Allowed, check_wish, pin
 
 WAITS = "a claim from this template must wait until the quota is free"
 
-NO_DEVICES_NOW = "`require_nodes` of the quota, because no node publishes such devices now"
-
 _CLAIMS = Decoder(ResourceClaim, MOST_REPAIRED)
 _TEMPLATES = Decoder(ResourceClaimTemplate, MOST_REPAIRED)
 
@@ -96,20 +94,11 @@ def _decode(request: AdmissionRequest) -> tuple[ObjectMeta, ClaimDigest, Mapping
 
 
 def find_candidates(
-    asked: ClaimRequest,
-    quota: NamespaceQuota,
-    annotations: Mapping[str, str] = MappingProxyType({}),
-    *,
-    require_nodes: bool = False,
+    asked: ClaimRequest, quota: NamespaceQuota, annotations: Mapping[str, str] = MappingProxyType({})
 ) -> Candidates:
-    """Divide the models of ``quota`` into allowed and excluded ones, by the claim's selectors and annotations.
-
-    ``require_nodes``: True to exclude the models of which no node publishes the requested devices now.
-    """
+    """Divide the models of ``quota`` into allowed and excluded ones, by the claim's selectors and annotations."""
     ordered, rule = ordered_models(annotations, quota)
-    absent = (model for model in quota.limits if require_nodes and not asked.is_present(model))
-    excluded = dict.fromkeys(absent, NO_DEVICES_NOW)
-    excluded |= {model: reason for model in quota.limits if (reason := asked.excludes(model))}
+    excluded = {model: reason for model in quota.limits if (reason := asked.excludes(model))}
     excluded |= dict.fromkeys(quota.limits.keys() - set(ordered), f"annotation {MODELS_ANNOTATION}")
     models = tuple(model for model in ordered if model not in excluded)
     reasons = {model: f"{model} is excluded by {reason}" for model, reason in excluded.items()}
@@ -129,9 +118,7 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
     if isinstance(review, AdmissionResponse):
         return review
     create.deadline.check(review.request.steps * len(review.quota.limits))
-    candidates = find_candidates(
-        *(review.request, review.quota, review.metadata.annotations or {}), require_nodes=review.quota.require_nodes
-    )
+    candidates = find_candidates(review.request, review.quota, review.metadata.annotations or {})
     if not candidates.models:
         refusal = candidates.sentence("claim", review.namespace, review.quota)
         if review.enforced:

@@ -164,8 +164,7 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
         return AdmissionResponse("claims", patch=[*in_pools, *removed], warnings=review.warnings())
     asked = review.request
     candidates = placement.find_candidates(
-        *(review.pod, _without_claimed(review), review.quota, create.policy.nodes, review.hints(None).scheduler),
-        states=create.policy.states,
+        *(review.pod, asked, review.quota, create.policy.nodes, review.hints(None).scheduler),
         check=create.deadline.check,
     )
     if not candidates.models:
@@ -180,15 +179,6 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
 
     allowed = Allowed(candidates, asked.charge_on, patch, create.policy.hints.labels.model)
     return await pin(create, review, allowed)
-
-
-def _without_claimed(review: PodReview) -> PodRequest:
-    # If a DeviceClass has an extended resource, the scheduler allocates the devices by a claim. No node offers them.
-    claims, asked = review.policy.claims, review.request
-    if claims is None or claims.devices.extended_resources.isdisjoint(asked.resources):
-        return asked
-    offered = (each for each in asked.resources if each not in claims.devices.extended_resources)
-    return msgspec.structs.replace(asked, resources=tuple(offered))
 
 
 def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
