@@ -5,9 +5,15 @@ import itertools
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
+
+if TYPE_CHECKING:
+    from yaml import CSafeLoader as SafeLoader
+else:
+    # The single file of `kubectl gpuquota` contains no compiled packages.
+    SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 MOST_REPEATED = 4 * 2**20
 """The maximum number of characters that the aliases of one document repeat. A few lines could repeat 10^10. Each value
@@ -20,7 +26,7 @@ NOT_YAML = (yaml.YAMLError, ValueError, LookupError, ArithmeticError, AttributeE
 AttributeError (wrong value for a tag), and RecursionError (endless nesting)."""
 
 
-class _Loader(yaml.CSafeLoader):
+class _Loader(SafeLoader):
     """PyYAML's loader, which reads no number with colons: kubectl reads 1:30 as text, and PyYAML as 90.
 
     PyYAML needs 20 s for a number of 600 KB with colons.
@@ -35,8 +41,8 @@ def _without_colons(construct: Callable[[Any, Any], Any]) -> Callable[[Any, Any]
     return constructed
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _without_colons(yaml.CSafeLoader.construct_yaml_int))
-_Loader.add_constructor("tag:yaml.org,2002:float", _without_colons(yaml.CSafeLoader.construct_yaml_float))
+_Loader.add_constructor("tag:yaml.org,2002:int", _without_colons(SafeLoader.construct_yaml_int))
+_Loader.add_constructor("tag:yaml.org,2002:float", _without_colons(SafeLoader.construct_yaml_float))
 
 
 def load_all(text: str) -> list[Any]:

@@ -100,7 +100,7 @@ def failure_of(deployment: Json) -> Json | None:
 def served(cluster: Cluster) -> Iterator[set[str]]:
     kinds = {each["kind"] for each in documented_objects()}
     with serving(cluster, definitions_in(CRDS, lambda each: each["spec"]["names"]["kind"] in kinds)) as served:
-        yield {"Deployment", *served}
+        yield {"Deployment", "DaemonSet", *served}
 
 
 @pytest.mark.one_version
