@@ -161,7 +161,7 @@ def test_the_watch_continues_after_a_failed_check_and_logs_each_fault_once(monke
         watch.run(stop)
     assert [line["reason"] for line in lines] == [
         "timed out",
-        "Expected `array | null`, got `int` - at `$.endpoints`",
+        "an object without a name cannot be decoded; it may have to be deleted",
         "no endpoint of the Service is ready",
     ]
     assert (looks, watch.shown()) == ([], ())
