@@ -30,7 +30,7 @@ NODE = "nested-m40"
 
 @pytest.fixture(scope="module")
 def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A control plane of its own, because every watch of other tests would deliver the objects too."""
+    """Yield a control plane for these tests only. Otherwise the watches of other tests would deliver the objects."""
     with (
         running_control_plane(assets, tmp_path_factory.mktemp("nested") / "control-plane") as plane,
         administering(plane) as admin,
