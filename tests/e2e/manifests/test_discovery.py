@@ -19,6 +19,7 @@ from tests.e2e.conftest import require
 from tests.e2e.installation import await_enforced
 from tests.e2e.manifests.audit import AuditLog
 from tests.e2e.manifests.system import System, applied
+from tests.e2e.quota_config import QuotaConfigMap
 from tests.gpuquota import run
 from tests.processes import ControllerProcess, eventually
 from tools.control_plane import ControlPlane
@@ -74,7 +75,7 @@ def controller(admin: Cluster, system: System) -> Iterator[ControllerProcess]:
         for namespace in TEAMS:
             await_enforced(admin, namespace)
         yield process
-        admin.kubectl("delete", "-f", str(path))
+        QuotaConfigMap(admin.rest, "kube-system", "gpuquota").delete()
         for namespace in TEAMS:
             admin.delete_namespace(namespace)
 
