@@ -25,6 +25,8 @@ from vcuda.requests.resources import VENDORS, GpuResources
 CLASS = "deviceclass.resource.kubernetes.io/"
 OWN = """
 nvidia.com/gpu.shared: {cards: 0.25}
+nvidia.com/mig-1g.5gb.shared: {cards: 0.07}
+acme.com/mebibytes: {cards: 0.000025}
 acme.com/slice: {cards: 0.25, memory: 10Gi}
 acme.com/odd: {cards: 1.5, memory: 1048577}
 amd.com/gpu: {cards: 1}
@@ -43,6 +45,8 @@ def known(units: str = OWN, **data: str) -> GpuResources:
     MIG=({"nvidia.com/mig-3g.20gb": 2}, Charge(100, 40960)),
     MIG_of_all_slices=({"nvidia.com/mig-7g.80gb": 9}, Charge(900, 737280)),
     MIG_with_media=({"nvidia.com/mig-1g.5gb.me": "1"}, Charge(Fraction(100, 7), 5120)),
+    MIG_with_time_slicing=({"nvidia.com/mig-1g.5gb.shared": 2, "nvidia.com/mig-1g.5gb": 7}, Charge(114, 35840, 14)),
+    a_unit_of_one_MiB=({"acme.com/mebibytes": 39_999}, Charge(Fraction("99.9975"), 0, Fraction("99.9975"))),
     several_profiles=({"nvidia.com/mig-1g.5gb": 1, "nvidia.com/mig-2g.10gb": 1}, Charge(Fraction(300, 7), 15360)),
     a_class=({f"{CLASS}gpu.nvidia.com": 2}, Charge(200, 0, 200)),
     a_class_of_shares=({f"{CLASS}hami-core-gpu.project-hami.io": 1}, Charge(100, 0, 100)),
@@ -98,8 +102,8 @@ BUILT_IN = "must not be listed, because the charge of this resource is built in"
         (f"{CLASS}a: {{}}", f"[{CLASS}a]: must be written as deviceclass/a, for both claims and pods"),
         ("amd.com/gpu: {}, amd.com/gpu: {}", "[amd.com/gpu]: duplicate key; each key must be written once"),
         (
-            "amd.com/gpu: {cards: 0.125}",
-            "[amd.com/gpu].cards: must have at most two decimals, for example 0.13; got 0.125",
+            "amd.com/gpu: {cards: 0.1234567}",
+            "[amd.com/gpu].cards: must have at most six decimals, for example 0.123457; got 0.1234567",
         ),
         ("amd.com/gpu: {cards: 0}", "[amd.com/gpu].cards: must be above 0. For a resource that is not a GPU, write {}"),
         (
@@ -107,8 +111,8 @@ BUILT_IN = "must not be listed, because the charge of this resource is built in"
             "[amd.com/gpu].cards: must be above 0. For a resource that is not a GPU, write {}",
         ),
         (
-            "amd.com/gpu: {cards: 0.001}",
-            "[amd.com/gpu].cards: must have at most two decimals, for example 0.01; got 0.001",
+            "amd.com/gpu: {cards: 0.0000001}",
+            "[amd.com/gpu].cards: must have at most six decimals, for example 0.000001; got 1E-7",
         ),
         (
             "amd.com/gpu: {memory: 1Gi}",

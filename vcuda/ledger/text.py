@@ -3,7 +3,6 @@
 import base64
 import binascii
 import functools
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
@@ -13,7 +12,7 @@ import msgspec
 
 from vcuda.ledger.ledger import Ledger, Pending, Reservation, Terminating
 from vcuda.quota.model import Charge
-from vcuda.quota.terms import MOST_SLICES
+from vcuda.quota.terms import COMMON_DENOMINATOR
 
 # A ledger's text must be short, because each batch of admissions writes the whole text. So the amounts of equal charges
 # are written once, and a uid takes 22 characters of base64 instead of 36. 512 pending charges take less than 20 kB.
@@ -25,8 +24,7 @@ UIDS_REMEMBERED = 8192
 of a ledger encodes all its pending uids again."""
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_FRACTION = re.compile(r"([0-9]{1,18})/([0-9]{1,3})", re.ASCII)
-_COMMON_DENOMINATOR = math.lcm(*range(1, MOST_SLICES + 1))
+_FRACTION = re.compile(r"([0-9]{1,40})/([1-9][0-9]{0,23})", re.ASCII)
 _PACKED = 22
 _PADDING = "=="
 
@@ -67,7 +65,7 @@ _HEAD = msgspec.json.Decoder(_Format)
 
 
 def _write_cores(cores: object) -> int | str:
-    """Return an amount of cores that is not an int, for example ``100/7``."""
+    """Encode an amount of cores that is not an int, for example ``100/7``."""
     if not isinstance(cores, Fraction):
         raise NotImplementedError(f"{type(cores)} in a ledger")
     return cores.numerator if cores.denominator == 1 else str(cores)
@@ -77,7 +75,7 @@ def _read_cores(_: type, written: object) -> int | Fraction:
     if type(written) is int:
         return written
     found = _FRACTION.fullmatch(written) if isinstance(written, str) else None
-    if not found or not 0 < int(found[2]) <= _COMMON_DENOMINATOR or _COMMON_DENOMINATOR % int(found[2]):
+    if not found or COMMON_DENOMINATOR % int(found[2]):
         raise ValueError(f"{written!r} is not an amount of cores")
     return Fraction(int(found[1]), int(found[2]))
 

@@ -58,7 +58,13 @@ if TYPE_CHECKING:
 else:
     # msgspec decodes no union of int and Fraction. It passes each value of this abstract type to a hook of the decoder.
     Cores = numbers.Rational
-"""Hundredths of a card. Only the charges of MIG profiles are not whole, for example 100/7. They are exact."""
+"""Hundredths of a card. MIG profiles, units of memory and shares of DRA devices may have fractions of a hundredth, for
+example 100/7. They are exact, so that the shares of a card add up to one card."""
+
+
+def exact(cores: Fraction) -> Cores:
+    """Return the same amount, as an int if it is whole."""
+    return cores.numerator if cores.denominator == 1 else cores
 
 
 class Limit(msgspec.Struct, frozen=True):
@@ -251,7 +257,7 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     cores: Cores = 0
     memory: int = 0
-    card_memory: int = 0
+    card_memory: Cores = 0
 
     def __add__(self, other: "Charge") -> "Charge":
         return Charge(self.cores + other.cores, self.memory + other.memory, self.card_memory + other.card_memory)
@@ -300,7 +306,7 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 def total(charges: Iterable[Charge]) -> Charge:
     # sum() would be slow, because it creates a Charge for each addition. This function runs for every pod.
     cores: Cores = 0
-    memory = card_memory = 0
+    memory, card_memory = 0, cores
     for charge in charges:
         cores += charge.cores
         memory += charge.memory

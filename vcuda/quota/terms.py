@@ -11,7 +11,13 @@ from fractions import Fraction
 CORES_PER_CARD = 100
 
 MOST_SLICES = 8
-"""The most compute slices and memory slices of one card. So the denominator of each charge divides 840."""
+"""The most compute slices and memory slices of one card."""
+MOST_SHARES = 48
+"""The most shares of one card whose charge is exact. NVIDIA's drivers serve at most 48 clients of one card."""
+UNIT_DECIMALS = 6
+"""The most decimals of the cards that one unit in ``gpu_units`` is charged."""
+COMMON_DENOMINATOR = math.lcm(*range(1, MOST_SHARES + 1), 10**UNIT_DECIMALS // CORES_PER_CARD)
+"""The denominator of each charge in hundredths of a card divides this number."""
 
 OVER_QUOTA = "exceeded quota"
 """The first words of a rejection that ends when quota becomes free. Kubernetes' ResourceQuota writes the same words.

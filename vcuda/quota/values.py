@@ -51,17 +51,24 @@ def read_label_value(name: object) -> str:
 
 def read_cores(value: object) -> int:
     """Convert a number of cards (0 to MAX_CARDS, at most two decimals) to hundredths of a card."""
+    return int(100 * read_cards(value, 2))
+
+
+def read_cards(value: object, decimals: int) -> Decimal:
+    """Return a number of cards from 0 to MAX_CARDS. Raises WrongValueError if it has more ``decimals``."""
     if not isinstance(value, Decimal):
         raise WrongValueError(_no_cards(value))
     if not value.is_finite() or not 0 <= value <= MAX_CARDS:
         raise WrongValueError(f"must be a number of cards between 0 and {MAX_CARDS}; got {shown(value)}")
     # Numbers are never rounded. For example, a rounded 2.555 would be more or less than the author wrote.
+    step = Decimal(1).scaleb(-decimals)
     try:
-        hundredths = value.quantize(Decimal("0.01"), context=Context(traps=[Inexact]))
+        return value.quantize(step, context=Context(traps=[Inexact]))
     except Inexact:
-        rounded = value.quantize(Decimal("0.01"), ROUND_UP).normalize()
-        raise WrongValueError(f"must have at most two decimals, for example {rounded:f}; got {shown(value)}") from None
-    return int(hundredths * 100)
+        rounded, most = value.quantize(step, ROUND_UP).normalize(), {2: "two", 6: "six"}[decimals]
+        raise WrongValueError(
+            f"must have at most {most} decimals, for example {rounded:f}; got {shown(value)}"
+        ) from None
 
 
 def _no_cards(value: object) -> str:

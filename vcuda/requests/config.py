@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from fractions import Fraction
 from typing import Annotated, TypeVar
 from zoneinfo import ZoneInfo
 
@@ -14,8 +15,8 @@ from vcuda import k8s_types
 from vcuda.errors import Fault, QuotaFault
 from vcuda.quota import document, grant_entries, times, values
 from vcuda.quota.card_memory import with_card_memory
-from vcuda.quota.model import Charge, Quota
-from vcuda.quota.terms import SYSTEM_NAMESPACES
+from vcuda.quota.model import CORES_PER_CARD, Charge, Cores, Quota, exact
+from vcuda.quota.terms import SYSTEM_NAMESPACES, UNIT_DECIMALS
 from vcuda.quota.yaml import Plain
 from vcuda.requests import card_models, scheme_settings
 from vcuda.requests.mig import PROFILE
@@ -106,10 +107,11 @@ def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
     return name
 
 
-def read_worth(value: object) -> int:
+def read_worth(value: object) -> Cores:
     if isinstance(value, Decimal) and value.is_finite() and value <= 0:
         raise values.WrongValueError("must be above 0. For a resource that is not a GPU, write {}")
-    return values.read_cores(value)
+    # A resource may count MiB. One MiB is much less than a hundredth of a card.
+    return exact(CORES_PER_CARD * Fraction(values.read_cards(value, UNIT_DECIMALS)))
 
 
 def read_memory_of_unit(value: object) -> int:
@@ -120,7 +122,7 @@ def read_memory_of_unit(value: object) -> int:
 class _UnitEntry(values.StrictModel):
     """An entry of ``gpu_units``: the charge of one unit of a resource. It is empty for a resource that is not a GPU."""
 
-    cards: Annotated[int, pydantic.PlainValidator(read_worth)] = 0
+    cards: Annotated[Cores, pydantic.PlainValidator(read_worth)] = 0
     memory: Annotated[int, pydantic.PlainValidator(read_memory_of_unit)] = 0
 
     @pydantic.model_validator(mode="after")

@@ -15,7 +15,7 @@ from fractions import Fraction
 
 import msgspec
 
-from vcuda.quota.model import CORES_PER_CARD, Charge
+from vcuda.quota.model import CORES_PER_CARD, Charge, exact
 from vcuda.requests.folding import fold
 
 PROFILE = "nvidia.com/mig-"
@@ -182,8 +182,7 @@ def _by_slices(profile: str, card: MigSlices, memory: int, tables: Iterable[MigT
 
 def _charge(profile: str, slices: int, memory: Fraction) -> Charge:
     compute, size = _amounts(profile)
-    cores = CORES_PER_CARD * max(Fraction(compute, slices), memory)
-    return Charge(cores.numerator if cores.denominator == 1 else cores, size * 1024)
+    return Charge(exact(CORES_PER_CARD * max(Fraction(compute, slices), memory)), size * 1024)
 
 
 def _amounts(profile: str) -> tuple[int, int]:
