@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
 import pytest
 
+from examples.claims import claim_policy
 from tests.both_calls import Webhook, validated_on_m40
 from tests.builders import Manifest, container, held_to, pod, policy_for, quota_faults, review, vcuda_pod, view
 from tests.tables import cases
@@ -239,6 +241,14 @@ def test_configured_runtime_classes_are_checked_too() -> None:
         f"{FIRST}.resources.limits[acme.com/gpu-x]",
     ]
     assert Webhook(policy).validate(pod(container(), runtimeClassName="nvidia")).outcome == "ignored"
+
+
+def test_a_runtime_class_with_a_claim_is_rejected_with_a_reason_that_is_true_of_claims() -> None:
+    claiming = pod(container(), resourceClaims=[{"name": "gpu"}], runtimeClassName="nvidia")
+    policy = policy_for(NamespaceQuota({"M40": Limit(800)}))
+    reason = Webhook(msgspec.structs.replace(policy, claims=claim_policy())).validate(claiming).message
+    assert "runtime class nvidia may give the pod GPUs in addition to those of its ResourceClaims. Remove" in reason
+    assert "requests none" not in reason
 
 
 @pytest.mark.parametrize(

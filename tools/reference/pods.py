@@ -337,7 +337,7 @@ _BESIDE = [
     pod(container({"nvidia.com/gpu.shared": 1})),
     pod(container({"deviceclass.resource.kubernetes.io/mig.nvidia.com": 1})),
     pod(container({"nvidia.com/mig-9g.5gb": 1})),
-    pod(container({}), resourceClaims=[{"name": "gpu"}]),
+    pod(container({}), resourceClaims=[{"name": "gpu"}], runtimeClassName="nvidia"),
     pod(container({"nvidia.com/gpu": 1}), metadata={"finalizers": ["orphan"]}),
     pod(container({}, securityContext={"privileged": True})),
     pod(container({}, env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),

@@ -107,6 +107,11 @@ def find_refusals(
     name = spec.runtime_class_name
     if name and not request.asks and runtime_classes.gives_gpus(name):
         message = f"runtime class {cut(name)} gives GPUs to a pod that requests none. Request a GPU resource"
+        if claims:
+            message = (
+                f"runtime class {cut(name)} may give the pod GPUs in addition to those of its ResourceClaims. "
+                "Remove runtimeClassName, which the devices of a ResourceClaim do not need"
+            )
         yield Refusal("spec.runtimeClassName", message, Allowance.RUNTIME_CLASS)
     if len({scheme.scheduler for scheme in request.schemes if scheme.scheduler}) > 1:
         names = " and ".join(scheme.name for scheme in request.schemes)
