@@ -4,6 +4,7 @@ A PodTemplateSpec may be anywhere in the object. A field next to the template st
 describe their pods in another way, so each of them has its own reader:
 
 - ``InferenceService`` (KServe): each component is a pod spec with one container under the name of its runtime.
+- ``LLMInferenceService`` (KServe): ``template`` is the pod spec of the leaders, and ``worker`` that of the workers.
 - ``LeaderWorkerSet`` (lws): a group has one leader, and workers up to its ``size``.
 - ``Workflow`` and its templates (Argo): each template has one ``container`` or ``script``.
 """
@@ -21,7 +22,8 @@ MOST_TEMPLATES = 1_000
 
 ONE_UNLESS_STATED = frozenset(
     {
-        *("InferenceService", "JobSet", "LeaderWorkerSet", "Notebook", "RayCluster", "RayJob", "RayService", "Rollout"),
+        *("InferenceService", "JobSet", "LeaderWorkerSet", "LLMInferenceService", "Notebook", "Rollout"),
+        *("RayCluster", "RayJob", "RayService"),
         *("JAXJob", "MPIJob", "PaddleJob", "PyTorchJob", "TFJob", "XGBoostJob"),
     }
 )
@@ -48,7 +50,11 @@ class PodTemplate:
 def pod_templates(manifest: Manifest) -> list[PodTemplate]:
     """Return the pod templates of an object, in order. Raises ValueError for too many templates or an invalid count."""
     kind, spec = manifest["kind"], manifest.get("spec")
-    readers = {"InferenceService": _in_inference_service, "LeaderWorkerSet": _in_leader_worker_set}
+    readers = {
+        "InferenceService": _in_inference_service,
+        "LLMInferenceService": _in_llm_inference_service,
+        "LeaderWorkerSet": _in_leader_worker_set,
+    }
     reader = _in_workflow if kind in _WORKFLOWS else readers.get(kind, _anywhere)
     found: list[PodTemplate] = []
     for template in reader(spec) if isinstance(spec, dict) else ():
@@ -128,6 +134,20 @@ def _in_inference_service(spec: Manifest) -> Iterator[PodTemplate]:
                 # With ``minReplicas`` 0, a component creates its pods at the first request. So their number is unknown.
                 metadata = {"labels": pod.get("labels"), "annotations": pod.get("annotations")}
                 yield PodTemplate(f"spec.{place}", metadata, {**pod, "containers": containers}, number or None)
+
+
+def _in_llm_inference_service(spec: Manifest) -> Iterator[PodTemplate]:
+    for place, workload in (("spec", spec), ("spec.prefill", _mapping(spec, "prefill"))):
+        split = _mapping(workload, "parallelism")
+        data, local = count(split.get("data")), count(split.get("dataLocal"))
+        size = (data // (local or 1) if data else count(split.get("pipeline"))) or 1
+        stated = workload.get("replicas", _mapping(workload, "scaling").get("minReplicas"))
+        groups = 1 if stated is None else count(stated) or 0
+        metadata = {key: workload[key] for key in ("annotations", "labels") if key in workload}
+        for name, number in (("template", groups), ("worker", groups * (size - 1))):
+            pod = _mapping(workload, name)
+            if "containers" in pod and (number or name == "template"):
+                yield PodTemplate(f"{place}.{name}", metadata, pod, number)
 
 
 def _containers_of(component: Manifest) -> list[object]:

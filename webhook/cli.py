@@ -245,9 +245,9 @@ def check(
     """Show whether the webhook would admit the pods and ResourceClaims of these manifests, without a cluster.
 
     The command reads every kind of object that has pod templates. These are the workloads of Kubernetes and for example
-    PyTorchJob, RayCluster, JobSet, LeaderWorkerSet, InferenceService, Workflow, Rollout and Notebook. Each template is
-    decided once for each replica that the object states, or once if the object states no number. A DaemonSet is
-    decided once. The output leaves out Kubernetes objects without pods, such as a Service.
+    PyTorchJob, RayCluster, JobSet, LeaderWorkerSet, InferenceService, LLMInferenceService, Workflow, Rollout and
+    Notebook. Each template is decided once for each replica that the object states, or once if the object states no
+    number. A DaemonSet is decided once. The output leaves out Kubernetes objects without pods, such as a Service.
 
     The objects are decided in the order of the files. Each admitted object uses quota, so later objects have less.
     The claims that Kubernetes makes for a pod from templates are decided after the pod. Objects in kube-system and in

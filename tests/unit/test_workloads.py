@@ -367,6 +367,18 @@ def custom(kind: str, **spec: Any) -> Manifest:
         ),
         {"spec.predictor": 1, "spec.transformer": 1},
     ),
+    LLMInferenceService=(custom("LLMInferenceService", template=POD["spec"]), {"": 1}),
+    LLMInferenceService_of_several_nodes=(
+        custom(
+            "LLMInferenceService",
+            replicas=2,
+            parallelism={"tensor": 8, "data": 16, "dataLocal": 4},
+            template=POD["spec"],
+            worker=POD["spec"],
+            prefill={"scaling": {"minReplicas": 3}, "parallelism": {"pipeline": 2}, "worker": POD["spec"]},
+        ),
+        {"spec.template": 2, "spec.worker": 6, "spec.prefill.worker": 3},
+    ),
     Workflow=(
         custom(
             "Workflow",
@@ -406,7 +418,7 @@ TREES = st.recursive(
 )
 
 
-@given(st.sampled_from(["X", "InferenceService", "LeaderWorkerSet", "Workflow"]), TREES)
+@given(st.sampled_from(["X", "InferenceService", "LLMInferenceService", "LeaderWorkerSet", "Workflow"]), TREES)
 def test_any_object_is_read_skipped_or_malformed_and_never_ends_the_check(kind: str, spec: object) -> None:
     found = typed_workloads("file", json.dumps({"kind": kind, "spec": spec}), "team-a")
     assert found
