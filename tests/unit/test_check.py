@@ -369,6 +369,13 @@ def test_the_system_namespaces_are_those_that_the_manifests_exclude() -> None:
     assert {frozenset(by_name["values"]) for by_name, _labelled_out in excluded} == {UNASKED_NAMESPACES}
 
 
+def test_a_reason_of_a_quota_that_only_warns_is_printed_once(directory: Path) -> None:
+    privileged = pod(container(securityContext={"privileged": True}), metadata={"namespace": "team-w"})
+    (row,) = rows(directory, privileged)
+    assert row["reason"].count("malformed GPU request") == 1
+    assert row["reason"].endswith("the object is admitted, because this quota only warns")
+
+
 def test_warnings_are_part_of_the_reason(directory: Path) -> None:
     (row,) = rows(directory, cards(2, metadata={"namespace": "team-w"}))
     assert row["reason"].endswith("limited: 1, can never fit; the object is admitted, because this quota only warns")

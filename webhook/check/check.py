@@ -185,7 +185,9 @@ async def _decide_one(
     charge = _charge(stored, model, policy)
     if kind == TEMPLATE and last.allowed and not untouched:
         notes = [_MADE_LATER, *notes]
-    stories = [last.message, first.reason, *patch_story(first.patch), *last.warnings, *(notes if last.allowed else ())]
+    # A quota that does not enforce its limits gives the reason twice: for the log, and as a warning for the owner.
+    message = "" if any(each.startswith(last.message) for each in last.warnings) else last.message
+    stories = [message, first.reason, *patch_story(first.patch), *last.warnings, *(notes if last.allowed else ())]
     row = Row(
         object=name,
         namespace=namespace,
