@@ -24,7 +24,7 @@ from vcuda.placement.registers import Card
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage
 from vcuda.registration import PROBE
-from vcuda.requests.resources import BUILT_IN
+from vcuda.requests.resources import BUILT_IN, CardModels, ProductRow
 from vcuda.requests.schemes import HAMI
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review import first_limits
@@ -438,6 +438,16 @@ def test_warnings_about_nodes_use_the_edited_rows_of_models() -> None:
         f"team-a.quota.M41: {NO_NODE} (models of the nodes: P100, Tesla)",
         "gpu_models: `cards` of Tesla has no effect while a DeviceClass offers devices as nvidia.com/gpu",
     ]
+
+
+def test_an_edit_that_renames_the_model_of_nodes_names_the_new_model() -> None:
+    """The entry "*" was written before the edit. It would then limit no node's model any more."""
+    before = NODES.named_by(CardModels({"Tesla": ProductRow(("M*",))}))
+    data = {"gpu_quota": '{"*": {quota: {Tesla: 1, P100: 1}}}', "gpu_models": "{Maxwell: ['M*']}"}
+    object_ = msgspec.Raw(msgspec.json.encode({"metadata": {"name": "gpuquota"}, "data": data}))
+    answer = edited(None, PolicySnapshot(Quota({}, NamespaceQuota({"Tesla": Limit(100)})), before), object=object_)
+    renamed = "by this `gpu_models`, the nodes of Tesla have model Maxwell; write Maxwell"
+    assert f"*.quota.Tesla: {renamed}" in answer.warnings
 
 
 EXISTING = frozenset({"team-a", "team-b", "default"})

@@ -24,7 +24,7 @@ from vcuda.quota.grant_entries import MAX_GRANTS, MAX_RECURRING
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
 from vcuda.requests.config import MODELS, QUOTA, SCHEME_SETTINGS, TIME_ZONE, UNITS, parse_config
-from vcuda.requests.resources import PLAIN_CARDS
+from vcuda.requests.resources import PLAIN_CARDS, CardModels, ProductRow
 from vcuda.requests.schemes import HAMI
 from webhook.ledger.ledgers import Ledgers, MemoryLedgers
 from webhook.review import first_limits, quota_edit
@@ -279,6 +279,9 @@ def _warnings() -> Iterator[Told]:
     )
     yield Told(_edited(_document("team-a: {quota: {M4O: 8}}")).warnings[0], slip)
     yield Told(_edited(_document("team-a: {quota: {M40: 8}, pool: [pubic]}")).warnings[0], slip)
+    tesla = Nodes.of({"one": {MODEL: "Tesla-M40"}}, NODES.keys, named=CardModels({"M40": ProductRow(("Tesla-M40",))}))
+    renamed = {**_document("team-a: {quota: {M40: 8}}"), MODELS: "{Maxwell: [Tesla-M40]}"}
+    yield Told(_edited(renamed, nodes=tesla).warnings[0], "Write the new name of the model into the quota.")
     lowered = _edited(_document("team-a: {quota: {M40: 2}}"), ledgers=_Used()).warnings[0]
     yield Told(lowered, "Agree with the users of the namespace which pods to delete.")
     silent = _edited(_document("team-a: {quota: {M40: 2}}"), ledgers=_Silent()).warnings[0]

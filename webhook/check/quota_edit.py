@@ -39,7 +39,9 @@ def read_edit(old: Path | None, new: Path, cluster: files.OfflineCluster, now: f
     """
     after = files.read_quota(new)
     quota = after.quota.at(now)
-    before = files.read_quota(old).quota.at(now) if old else quota
+    earlier = files.read_quota(old) if old else after
+    before = earlier.quota.at(now)
     policy = msgspec.structs.replace(cluster.policy, quota=before) if has_nodes else None
-    warnings = *general_warning(before, quota), *document_warnings(before, quota, after.resources, policy)
+    general = general_warning(before, quota)
+    warnings = *general, *document_warnings(before, quota, after.resources, policy, earlier.resources.models)
     return QuotaEdit(tuple(changes(before, quota)), warnings)

@@ -5,7 +5,7 @@ An edit to a malformed quota document is refused. An edit to a valid document th
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from http import HTTPStatus
 
 import msgspec
@@ -20,7 +20,7 @@ from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Charge, NamespaceQuota, Q
 from vcuda.quota.values import suggestion
 from vcuda.registration import CALLED, PROBE
 from vcuda.requests.config import QuotaConfig, parse_config
-from vcuda.requests.resources import PLAIN_CARDS, CardWorth, GpuResources
+from vcuda.requests.resources import NO_ROWS, PLAIN_CARDS, CardModels, CardWorth, GpuResources
 from webhook.ledger import ledgers
 from webhook.review import context, first_limits
 
@@ -74,6 +74,7 @@ async def check_edit(
     quota = read.quota.at(now)
     before = (policy.quota if policy else None) if callers_known else _stored(request, place, now)
     check()
+    named = policy.nodes.named if policy else NO_ROWS
     if policy:
         policy = msgspec.structs.replace(policy, nodes=policy.nodes.named_by(read.resources.models))
     old, warnings = before or quota, list[str]()
@@ -84,7 +85,7 @@ async def check_edit(
         if not request.dry_run:
             _log_changes(request, old, quota)
         warnings += _absent(old, quota, namespaces)
-    warnings += document_warnings(old, quota, read.resources, policy)
+    warnings += document_warnings(old, quota, read.resources, policy, named)
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS:] = [f"{len(warnings) - MOST_WARNINGS} more warnings are not shown"]
     return AdmissionResponse("quota-accepted", warnings=warnings)
@@ -107,15 +108,16 @@ def _first_limits(
 
 
 def document_warnings(
-    old: Quota, new: Quota, resources: GpuResources, policy: context.PolicySnapshot | None
+    old: Quota, new: Quota, resources: GpuResources, policy: context.PolicySnapshot | None, named: CardModels
 ) -> Iterator[str]:
     """Yield those warnings about a new quota that depend on no ledger and on no list of namespaces.
 
     ``policy``: the snapshot with the nodes, whose GPU models must be named as in ``resources``; None if there is none.
+    ``named``: the entries of ``gpu_models`` before the edit.
     """
     yield from changes.weakened(old, new)
     yield from changes.beyond(old, new, policy.nodes.cards if policy else {})
-    yield from _doubts(new, policy)
+    yield from _doubts(new, policy, named)
     yield from _without_effect(resources, policy)
 
 
@@ -169,11 +171,15 @@ def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterat
         yield f"{namespace}: namespace not found" + (f"; {near}" if near else "")
 
 
-def _doubts(quota: Quota, policy: context.PolicySnapshot | None) -> Iterator[str]:
+def _doubts(quota: Quota, policy: context.PolicySnapshot | None, named: CardModels) -> Iterator[str]:
     entries = quota.entries
     if policy:
+        renamed: dict[str, set[str]] = {}
+        for model, values in policy.nodes.seen.items():
+            for value in values:
+                renamed.setdefault(named.model_of(value), set()).add(model)
         for namespace, entry in entries.items():
-            yield from _unknown_names(namespace, entry.at(None), policy)
+            yield from _unknown_names(namespace, entry.at(None), policy, renamed)
     for namespace, entry in entries.items():
         yield from (f"{namespace}.{doubt}" for doubt in grant_words.without_effect(entry, quota.moment or 0))
     system = policy.quota.system if policy else quota.system
@@ -216,11 +222,16 @@ async def _compared(
     return found
 
 
-def _unknown_names(namespace: str, entry: NamespaceQuota, policy: context.PolicySnapshot) -> Iterator[str]:
+def _unknown_names(
+    namespace: str, entry: NamespaceQuota, policy: context.PolicySnapshot, renamed: Mapping[str, Collection[str]]
+) -> Iterator[str]:
     # A model or pool without nodes causes a warning and not a refusal, because such nodes may join the cluster later.
     nodes = policy.nodes
     for model in entry.limits:
-        if model not in nodes.models:
+        if model not in nodes.models and (names := renamed.get(model)):
+            new = " and ".join(sorted(names))
+            yield f"{namespace}.quota.{model}: by this `gpu_models`, the nodes of {model} have model {new}; write {new}"
+        elif model not in nodes.models:
             known = ", ".join(sorted(nodes.models)) or "none"
             label = nodes.keys.model
             yield f"{namespace}.quota.{model}: no node has this model in label {label} (models of the nodes: {known})"
