@@ -15,8 +15,6 @@ CREATES ?= 0
 SECONDS ?=
 # Until an image is published, there is only the one that `make image` builds.
 IMAGE_OR_OURS = $(or $(IMAGE),vcuda-quota:0.1.0)
-# The repository whose releases krew downloads the plugin from.
-REPOSITORY ?= https://github.com/OWNER/vcuda-quota
 ASSETS = assets=$$(tests/e2e/build-control-plane $(K8S)) && KUBEBUILDER_ASSETS=$$assets
 
 .PHONY: help demo playground test fuzz e2e chaos operators reread bench scale screenshots reference chart install-yaml lock image release docs lint format clean
@@ -98,8 +96,8 @@ $(VENV)/release-installed: setup.cfg $(VENV)/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[release]'
 	touch $@
 
-release: $(VENV)/release-installed  ## Write the files of a release into dist: VERSION=0.1.0 IMAGE=REGISTRY/vcuda-quota:0.1.0 REPOSITORY=https://…
-	$(ASSETS) $(BIN)/python -m tools.release --version "$(VERSION)" --image $(or $(IMAGE),vcuda-quota:$(VERSION)) --repository "$(REPOSITORY)"
+release: $(VENV)/release-installed  ## Write the files of a release into dist: VERSION=0.1.0 IMAGE=REGISTRY/vcuda-quota:0.1.0
+	$(ASSETS) $(BIN)/python -m tools.release --version "$(VERSION)" --image $(or $(IMAGE),vcuda-quota:$(VERSION))
 
 docs: $(VENV)/docs-installed  ## Build the documentation as a static site in build/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,10 +1,10 @@
 """``python -m tools.release``: writes the files of a release. Two runs for one commit write the same bytes.
 
-The files are built from the last commit, not from the working tree. They are the wheel, the kubectl plugin as one file,
-the plugin's manifest for krew, the Helm chart, install.yaml, the list of components (SBOM), the release notes, and the
-checksums of all these files.
+The files are built from the last commit, not from the working tree. They are the wheel, the Helm chart, install.yaml,
+the list of components (SBOM), the release notes, and the checksums of all these files.
 """
 
+import gzip
 import hashlib
 import io
 import os
@@ -14,12 +14,12 @@ import sys
 import tarfile
 import tempfile
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 
-from tools import install_yaml, plugin_file
+from tools import install_yaml
 from vcuda import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -57,11 +57,25 @@ def write_wheel(source: Path, target: Path, date: int) -> Path:
     return wheel
 
 
+def _tar_gz(files: Iterable[tuple[str, Path]], date: int) -> bytes:
+    """Return a compressed tar archive. All file times are set to ``date``, so equal files give equal bytes.
+
+    ``files``: for each file, the name in the archive and the path.
+    """
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, path in files:
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mtime = path.stat().st_size, date
+            archive.addfile(entry, io.BytesIO(path.read_bytes()))
+    return gzip.compress(packed.getvalue(), mtime=date)
+
+
 def write_chart(source: Path, target: Path, version: str, date: int) -> None:
     """Pack the chart as ``helm package`` does, but with a fixed time, so that the archive can be reproduced."""
     paths = (path for path in sorted((source / CHART).rglob("*")) if path.is_file() and path.name != ".helmignore")
     files = ((f"vcuda-quota/{path.relative_to(source / CHART)}", path) for path in paths)
-    (target / f"vcuda-quota-{version}.tgz").write_bytes(plugin_file.tar_gz(files, date))
+    (target / f"vcuda-quota-{version}.tgz").write_bytes(_tar_gz(files, date))
 
 
 def write_components(wheel: Path, lock: Path, target: Path) -> None:
@@ -98,15 +112,14 @@ def sums(target: Path) -> Iterator[str]:
 @click.command()
 @click.option("--version", required=True, help="The version. It must equal the version in vcuda/__init__.py.")
 @click.option("--image", required=True, metavar="IMAGE", help="The container image for install.yaml.")
-@click.option("--repository", required=True, metavar="URL", help="The repository from which krew downloads the plugin.")
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     default=ROOT / "dist",
     help="Directory for the files; must be empty.",
 )
-def main(version: str, image: str, repository: str, output: Path) -> None:
-    """Write the wheel, the plugin, the chart, install.yaml, the SBOM, the notes and the checksums of a release."""
+def main(version: str, image: str, output: Path) -> None:
+    """Write the wheel, the chart, install.yaml, the SBOM, the notes and the checksums of a release."""
     if version != __version__:
         raise click.UsageError(f"--version is {version}, and vcuda/__init__.py has {__version__}: change one of them")
     output.mkdir(parents=True, exist_ok=True)
@@ -118,15 +131,11 @@ def main(version: str, image: str, repository: str, output: Path) -> None:
         source_of("HEAD", source)
         click.echo("wheel")
         wheel = write_wheel(source, output, date)
-        click.echo("kubectl plugin")
-        lock = source / LOCK
-        plugin = plugin_file.write(wheel, lock.read_text(encoding="utf-8"), output, date)
-        plugin_file.write_krew(plugin, source / "LICENSE", version, repository, date)
         click.echo("chart and install.yaml")
         write_chart(source, output, version, date)
         install_yaml.write(image, (), output / "install.yaml", source / "manifests")
         click.echo("components")
-        write_components(wheel, lock, output)
+        write_components(wheel, source / LOCK, output)
         changelog = (source / "CHANGELOG.md").read_text(encoding="utf-8")
         (output / "NOTES.md").write_text(notes_of(changelog, version), encoding="utf-8")
     (output / SUMS).write_text("".join(sums(output)), encoding="utf-8")

@@ -12,7 +12,7 @@ import yaml
 if TYPE_CHECKING:
     from yaml import CSafeLoader as SafeLoader
 else:
-    # The single file of `kubectl gpuquota` contains no compiled packages.
+    # A PyYAML without its C part has no CSafeLoader. pip builds one where it finds no libyaml.
     SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 MOST_REPEATED = 4 * 2**20

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import yaml
 
-from controller.plugin.decode import decode
 from controller.plugin.explain import ExplainedObject, ask_about
 from controller.plugin.kubectl import Kubectl, read_json, segment
 from controller.plugin.refused import read_refusals
@@ -216,8 +216,7 @@ def nodes(
     reports a figure, `?` is shown. Doubts about a model are printed on standard error. A warning about each model of
     the quota that no node has is printed there too.
 
-    This command needs the packages of the extra `server`: `pip install vcuda-quota[server]`. The single file of the
-    release does not contain these packages.
+    This command needs the packages of the extra `server`: `pip install vcuda-quota[server]`.
 
     You need permission to list nodes, pods and ResourceClaims in all namespaces, and to read the quota ConfigMap.
 
@@ -350,8 +349,8 @@ def _read(config_map: dict[str, Any]) -> NamespaceUse:
     namespace = config_map["metadata"]["namespace"]
     where = f"the usage report in ConfigMap {USAGE_NAME} of namespace {namespace}"
     try:
-        use = decode(NamespaceUse, json.loads((config_map.get("data") or {}).get(USAGE_KEY, "")))
-    except (ValueError, RecursionError) as error:
+        use = msgspec.json.decode((config_map.get("data") or {}).get(USAGE_KEY, ""), type=NamespaceUse)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise SpoiltReport(f"{where} cannot be read: {error}") from error
     if use.namespace != namespace:
         raise SpoiltReport(f"{where} is the report of another namespace")

@@ -23,8 +23,7 @@ from tests.e2e.ledgers import await_committed, await_published
 from tests.e2e.steady import creating, share
 from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, gpu_pod, on_m40, with_spec
-from tests.plugin import write_plugin, write_python
-from tests.processes import ControllerProcess, eventually
+from tests.processes import SCRIPTS, ControllerProcess, eventually
 from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
 from vcuda.quota.terms import USAGE_LABELS
 
@@ -176,22 +175,17 @@ def test_no_tenant_can_write_a_report_and_the_controller_restores_it(
 
 
 @pytest.mark.one_version
-def test_a_real_kubectl_runs_the_single_file_of_a_release(
-    cluster: Cluster, team: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """The plugin runs with a Python without other packages. It calls the kubectl that found it on PATH."""
+def test_a_real_kubectl_runs_the_plugin(cluster: Cluster, team: str, tmp_path: Path) -> None:
+    """The plugin calls the kubectl that found it on PATH."""
     await_published(cluster, team)
-    write_plugin(tmp_path, tmp_path_factory.mktemp("source"))
-    write_python(tmp_path)
     kubectl = Path(cluster.kubectl_program)
-    places = (str(tmp_path), str(kubectl.parent), "/usr/bin", "/bin")
+    places = (str(SCRIPTS), str(kubectl.parent), "/usr/bin", "/bin")
     env = {"PATH": os.pathsep.join(places), "KUBECONFIG": str(cluster.kubeconfig), "HOME": str(tmp_path)}
     options: Json = {"env": env, "capture_output": True, "text": True, "timeout": 60}
     shown = subprocess.run((kubectl, "gpuquota", "-A"), check=False, **options)
     assert shown.returncode == 0, shown.stderr
     rows = [line.split() for line in shown.stdout.splitlines()]
     assert [team, "M40", "0", "4", "4"] in [row[:5] for row in rows]
-    (tmp_path / "kubectl_complete-gpuquota").symlink_to("kubectl-gpuquota")
     completed = subprocess.run((kubectl, "__complete", "gpuquota", "wh"), check=True, **options)
     assert completed.stdout.splitlines()[0].startswith("why\t")
 

@@ -1,27 +1,11 @@
-"""Tests of the inputs of `kubectl gpuquota`: the output of kubectl, and the JSON of a published report."""
-
-import json
-from dataclasses import asdict
+"""Tests of the output of kubectl that `kubectl gpuquota` reads."""
 
 import pytest
 
-from controller.plugin.decode import decode
 from controller.plugin.kubectl import Kubectl, PlainRefusal, failure, segment, split_warnings
 from tests.gpuquota import run
 from tests.tables import cases
 from vcuda import errors
-from vcuda.ledger.report import GrantUse, ModelUse, NamespaceUse, PodUse
-
-USE = NamespaceUse(
-    "team-a",
-    "enforce",
-    (
-        ModelUse("A100", 8.0, 2.5, 0.0, 5.5, pods=(PodUse("train-0", 250, 0),)),
-        ModelUse("T4", None, 0.0, 0.0, None, 1024, 0, grants=(GrantUse(None, "2026-12-01T00:00:00+01:00", 512),)),
-    ),
-    unpinned=("lost",),
-)
-PLAIN = json.loads(json.dumps(asdict(USE)))
 
 
 @cases(
@@ -75,25 +59,3 @@ def test_without_kubectl_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -
     done = run("-n", "team-a")
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == "Error: kubectl is not on PATH; kubectl gpuquota needs kubectl to reach the cluster\n"
-
-
-def test_a_report_is_read_as_it_was_written() -> None:
-    assert decode(NamespaceUse, PLAIN) == USE
-    assert decode(NamespaceUse, {**PLAIN, "of a later version": 1}) == USE
-
-
-@cases(
-    "changed, message",
-    missing=({"mode": ...}, "$.mode is required"),
-    another_type=({"mode": 5}, "$.mode must be a str"),
-    no_list=({"models": {}}, "$.models must be a list"),
-    no_object=({"models": [5]}, r"$.models[0] must be a dict"),
-    inner=({"models": [{"model": "T4", "limit": "8"}]}, "$.models[0].used is required"),
-    null=({"taking_effect": None}, "$.taking_effect must be a bool"),
-    bool_as_number=({"more_unpinned": True}, "$.more_unpinned must be a int"),
-)
-def test_a_report_with_another_shape_is_rejected_with_the_path(changed: dict[str, object], message: str) -> None:
-    given = {name: value for name, value in {**PLAIN, **changed}.items() if value is not ...}
-    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the test compares the message
-        decode(NamespaceUse, given)
-    assert str(caught.value) == message
