@@ -1,6 +1,7 @@
 """Searches for reviews of at most 64 KiB for which the event loop makes the most function calls."""
 
 import itertools
+import string
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -183,6 +184,9 @@ PARTED = asking(filled(lambda n: container({f"nvidia.com/mig-{n % 7 + 1}g.{n + 1
 """A pod of hundreds of containers with different resources, each of which was looked up in all containers."""
 ALIKE = asking(filled(lambda _n: container({"nvidia.com/gpu": 1}), ROOM - 1024))
 """A pod of hundreds of containers with a card each, whose charge takes steps of containers times GPU models."""
+SUFFIXES = ["".join(letters) for letters in itertools.product(string.ascii_lowercase, repeat=3)]
+PROFILED = asking([container(merged(lambda n: {f"nvidia.com/mig-1g.5gb.{SUFFIXES[n]}": 1}, ROOM - 1024))])
+"""A pod with thousands of names of MIG profiles, each of which has a charge on each GPU model."""
 
 
 @pytest.mark.timeout(900)
@@ -197,6 +201,8 @@ def test_no_small_review_needs_many_calls_on_the_event_loop() -> None:
     @example(Sent(PARTED), "/validate", False)
     @example(Sent(ALIKE), "/mutate", False)
     @example(Sent(ALIKE), "/validate", False)
+    @example(Sent(PROFILED), "/mutate", False)
+    @example(Sent(PROFILED), "/validate", False)
     def review(manifest: Manifest, path: str, dry_run: bool) -> None:
         body = review_of(manifest, dryRun=dry_run)
         assert len(body) <= LARGE_REVIEW
