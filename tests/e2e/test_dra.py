@@ -21,9 +21,11 @@ from tests.e2e.dra import (
     claiming,
     claims,
     claims_path,
+    consumable_card,
     devices_of,
     dra_cluster,
     has_extended_resources,
+    request,
     template,
 )
 from tests.e2e.installation import PROMPTLY, REPLICA, Installation, installed, limited_team
@@ -35,6 +37,9 @@ from vcuda.quota.model import OVER_QUOTA
 SLICES = (
     Published(NVIDIA, "a100-1", [card(number, "A100") for number in range(12)]),
     Published(NVIDIA, "h100-1", [card(number, "H100") for number in range(8)]),
+    Published(NVIDIA, "m40-1", [consumable_card(0, "M40", "4")]),
+    Published(NVIDIA, "p100-1", [consumable_card(0, "P100", "memory")]),
+    Published(NVIDIA, "v100-1", [consumable_card(0, "V100", "unlimited")]),
 )
 
 
@@ -130,3 +135,33 @@ def test_a_deployment_of_a_template_waits_and_starts_as_soon_as_quota_is_free(
         cluster.await_pods(team, lambda pods: any(map(is_bound, pods)), PROMPTLY)
         assert list(map(bool, map(devices_of, claims(cluster, team)))) == [True]
         controller.await_log("claim retry triggered", lambda line: line["namespace"] == team)
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "parts"),
+    [
+        ("M40", {}, 4),
+        ("M40", {"shares": "2"}, 2),
+        ("P100", {"memory": "4Gi"}, 4),
+        ("P100", {}, 1),
+        ("V100", {}, 1),
+    ],
+    ids=["one share of four", "two shares of four", "a quarter of the memory", "all memory", "unlimited"],
+)
+def test_a_card_that_nvidia_s_driver_shares_is_charged_as_the_scheduler_shares_it(
+    installation: Installation, controller: ControllerProcess, model: str, asked: Json, parts: int
+) -> None:
+    """As many claims as a quota of one card admits get the card, and the next claim is rejected."""
+    assert controller.process.poll() is None
+    cluster, wanted = installation.cluster, request(NVIDIA, capacity={"requests": asked})
+    with limited_team(installation, {"quota": {model: 1}}) as team:
+        for number in range(parts):
+            cluster.create(claim(team, f"part-{number}", wanted))
+            cluster.create(claiming(team, f"train-{number}", resourceClaimName=f"part-{number}"))
+        refused = cluster.try_create(claim(team, "more", wanted))
+        assert (refused.status, OVER_QUOTA in refused.message) == (403, True)
+        for number in range(parts):
+            cluster.await_bound(team, f"train-{number}")
+        given = {device for each in claims(cluster, team) for device in devices_of(each)}
+        assert given == {f"{NVIDIA}/{model.lower()}-1/gpu-0"}
+        await_committed(installation, team, **{model: 100})

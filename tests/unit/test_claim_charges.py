@@ -13,6 +13,7 @@ from examples.claims import (
     SLICES,
     claim,
     claim_policy,
+    consumable,
     device,
     device_class,
     entry,
@@ -116,6 +117,58 @@ def test_shares_are_charged_as_the_scheduler_counts_them(asked: Manifest, expect
 )
 def test_a_share_is_charged_by_the_published_devices_of_its_model(slices: list[object], expected: Charge) -> None:
     assert charged(share(cores="30"), policy=claim_policy(slices, quota=QUOTA)) == expected  # type: ignore[arg-type]
+
+
+def mode(name: str, *others: Manifest, memory: str = "", units: GpuResources = UNITS) -> ClaimPolicy:
+    """Return a policy with A100 cards that NVIDIA's driver shares in a mode, and perhaps other cards."""
+    cards = slice_of(NVIDIA, "new", consumable(A100, name, memory), *others)
+    return claim_policy([cards], classes=OWN_CLASSES, quota=QUOTA, resources=units)
+
+
+QUARTER = GpuResources(own_units={f"deviceclass/{NVIDIA}": Charge(25, 0, 25)})
+
+
+@cases(
+    "policy, asked, expected",
+    one_of_four_shares=(mode("4"), entry(), Charge(25, 0, 25)),
+    two_of_four_shares=(mode("4"), share(NVIDIA, shares="2"), Charge(50, 0, 50)),
+    a_part_of_a_share_is_one=(mode("4"), share(NVIDIA, shares="0.5"), Charge(25, 0, 25)),
+    no_share_is_one=(mode("4"), share(NVIDIA, shares="0"), Charge(25, 0, 25)),
+    several_devices=(mode("4"), entry(count=2), Charge(50, 0, 50)),
+    shares_that_are_no_hundredths=(mode("3"), entry(), Charge(SEVENTH * 7 / 3, 0, SEVENTH * 7 / 3)),
+    very_small_shares_are_rounded_up=(mode("53"), entry(), Charge(Fraction("1.8868"), 0, Fraction("1.8868"))),
+    a_share_with_more_memory=(mode("4"), share(NVIDIA, memory="20Gi"), Charge(50, 0, 50)),
+    memory=(mode("memory"), share(NVIDIA, memory="10Gi"), Charge(25, 10 * 1024)),
+    memory_is_rounded_up=(mode("memory"), share(NVIDIA, memory="1"), Charge(Fraction("0.0025"), 1)),
+    memory_of_an_odd_card=(
+        mode("memory", memory="81559Mi"),
+        share(NVIDIA, memory="1Gi"),
+        Charge(Fraction("1.2556"), 1024),
+    ),
+    all_memory_by_default=(mode("memory"), entry(), CARD),
+    unlimited=(mode("unlimited"), entry(), CARD),
+    unlimited_with_memory=(mode("unlimited"), share(NVIDIA, memory="1Gi"), CARD),
+    unlimited_with_a_value=(mode("unlimited", units=QUARTER), entry(count=2), Charge(50, 0, 50)),
+    the_value_does_not_lower_shares=(mode("2", units=QUARTER), entry(), Charge(50, 0, 50)),
+    the_value_does_not_lower_a_card=(claim_policy(resources=QUARTER, quota=QUOTA), entry(), CARD),
+    the_value_before_any_slice=(claim_policy([], resources=QUARTER, quota=QUOTA), entry(), CARD),
+    another_card_that_is_not_shared=(mode("4", device(A100, name="gpu-1")), entry(), CARD),
+    another_card_in_fewer_shares=(mode("4", consumable(A100, "2", name="gpu-1")), entry(), Charge(50, 0, 50)),
+    a_partition_is_not_divided=(
+        mode("4", {**consumable(A100, "4"), **device(A100, "mig", "3g.20gb", "mig-0")}),
+        entry(MIG),
+        Charge(50, 20 * 1024),
+    ),
+)
+def test_a_card_that_nvidia_s_driver_shares_is_charged_by_its_mode(
+    policy: ClaimPolicy, asked: Manifest, expected: Charge
+) -> None:
+    assert charged(asked, policy=policy) == expected
+
+
+def test_the_shares_of_a_card_are_charged_one_card() -> None:
+    for number in range(1, 49):
+        assert charged(entry(), policy=mode(str(number))) * number == CARD
 
 
 @cases(

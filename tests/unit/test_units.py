@@ -27,6 +27,7 @@ OWN = """
 nvidia.com/gpu.shared: {cards: 0.25}
 nvidia.com/mig-1g.5gb.shared: {cards: 0.07}
 acme.com/mebibytes: {cards: 0.000025}
+deviceclass/gpu-manager: {cards: 0.25}
 acme.com/slice: {cards: 0.25, memory: 10Gi}
 acme.com/odd: {cards: 1.5, memory: 1048577}
 amd.com/gpu: {cards: 1}
@@ -49,6 +50,7 @@ def known(units: str = OWN, **data: str) -> GpuResources:
     a_unit_of_one_MiB=({"acme.com/mebibytes": 39_999}, Charge(Fraction("99.9975"), 0, Fraction("99.9975"))),
     several_profiles=({"nvidia.com/mig-1g.5gb": 1, "nvidia.com/mig-2g.10gb": 1}, Charge(Fraction(300, 7), 15360)),
     a_class=({f"{CLASS}gpu.nvidia.com": 2}, Charge(200, 0, 200)),
+    a_class_with_a_value_for_unlimited_sharing=({f"{CLASS}gpu-manager": 2}, Charge(200, 0, 200)),
     a_class_of_shares=({f"{CLASS}hami-core-gpu.project-hami.io": 1}, Charge(100, 0, 100)),
     ones_own=({"nvidia.com/gpu.shared": 9}, Charge(225, 0, 225)),
     ones_own_with_memory=({"acme.com/slice": 3}, Charge(75, 30720)),
@@ -97,7 +99,11 @@ BUILT_IN = "must not be listed, because the charge of this resource is built in"
     ("units", "fault"),
     [
         ("nvidia.com/gpu: {}", "[nvidia.com/gpu]: must not be listed, because this resource belongs to scheme hami"),
-        ("nvidia.com/mig-1g.5gb: {}", "[nvidia.com/mig-1g.5gb]: must have `cards`, because a MIG profile is a GPU"),
+        ("nvidia.com/mig-1g.5gb: {}", "[nvidia.com/mig-1g.5gb]: must have `cards`, because this resource is a GPU"),
+        (
+            "deviceclass/gpu.nvidia.com: {}",
+            "[deviceclass/gpu.nvidia.com]: must have `cards`, because this resource is a GPU",
+        ),
         ("deviceclass/mig-manager: {}", f"[deviceclass/mig-manager]: {BUILT_IN}"),
         (f"{CLASS}a: {{}}", f"[{CLASS}a]: must be written as deviceclass/a, for both claims and pods"),
         ("amd.com/gpu: {}, amd.com/gpu: {}", "[amd.com/gpu]: duplicate key; each key must be written once"),

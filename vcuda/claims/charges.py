@@ -7,23 +7,22 @@ the spec can only narrow the devices that the claim may get. So it is safe not t
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
-from decimal import ROUND_CEILING, Decimal
+from decimal import Decimal
 from typing import NamedTuple
 
 import msgspec
 
 from vcuda.claims.devices import DeviceOffer, Devices
 from vcuda.claims.digest import PINS_TOO_LARGE, ClaimDigest
-from vcuda.claims.drivers import CORES, MEMORY, DeviceKind, Kind, UnitWorth
+from vcuda.claims.drivers import DeviceKind, Kind, UnitWorth
 from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.claims.products import Products
+from vcuda.claims.shares import DECISIVE, charge_of_card, charge_of_share
 from vcuda.errors import Fault
 from vcuda.k8s_types import Operation
 from vcuda.quota.model import Charge, Quota, total
 from vcuda.requests.mig import unknown_profile
 from vcuda.requests.resources import BUILT_IN, CLASS, WHOLE_CARD, GpuResources
-
-_MIB = 1024 * 1024
 
 
 class KindOffers(msgspec.Struct, frozen=True):
@@ -148,8 +147,9 @@ class _Shape(NamedTuple):
                 return cls(entry.found, pinned=profiles)
             case Kind.MIG:
                 return cls(entry.found, entry.profile)
-            case Kind.SHARE:
-                return cls(entry.found, capacities=tuple(sorted(entry.capacities.items())))
+            case Kind.SHARE | Kind.WHOLE:
+                decisive = entry.capacities.keys() & DECISIVE
+                return cls(entry.found, capacities=tuple((name, entry.capacities[name]) for name in sorted(decisive)))
         return cls(entry.found)
 
 
@@ -225,11 +225,11 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
                 return _peak(self.policy.partition(each, model) for each in shape.pinned)
             case Kind.MIG:
                 return self.policy.dearest_partition(found.driver or "", found.type, model)
-            case Kind.SHARE:
-                capacities = dict(shape.capacities)
-                offers = self.policy.offers_on(found.driver or "", found.type, model)
-                return _peak(_share(capacities, offer) for offer in offers)
-        return WHOLE_CARD
+        capacities = dict(shape.capacities)
+        offers = self.policy.offers_on(found.driver or "", found.type, model)
+        if found.kind is Kind.SHARE:
+            return _peak(charge_of_share(capacities, offer) for offer in offers)
+        return _peak(charge_of_card(capacities, offer, found.worth) for offer in offers)
 
     def model(self, *, lenient: bool = False) -> str | None:
         """Return the GPU model to which pins limit the claim, or None. ``lenient``: ignore unknown products."""
@@ -339,26 +339,3 @@ ANY_PROFILE = ""
 
 def _peak(charges: Iterable[Charge]) -> Charge:
     return functools.reduce(Charge.peak, charges, Charge())
-
-
-def _share(asked: Mapping[str, Decimal], offer: DeviceOffer) -> Charge:
-    if not offer.shared:
-        return WHOLE_CARD
-    capacities = dict(offer.capacities)
-    cores, memory = (
-        capacities[name].consumed(asked.get(name)) if name in capacities else asked.get(name)
-        for name in (CORES, MEMORY)
-    )
-    # If a share gets all memory of its card by default, charge one card's memory, not MiB: a model's cards may differ.
-    if MEMORY not in asked and MEMORY in capacities and memory == capacities[MEMORY].value:
-        memory = None
-    # The driver does not limit a share that requests no cores or memory. So charge all cores or one card's memory.
-    return Charge(
-        _whole(cores) if cores else WHOLE_CARD.cores,
-        _whole(memory / _MIB) if memory else 0,
-        0 if memory else WHOLE_CARD.card_memory,
-    )
-
-
-def _whole(number: Decimal) -> int:
-    return int(number.to_integral_value(ROUND_CEILING))

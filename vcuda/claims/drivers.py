@@ -11,15 +11,17 @@ import msgspec
 
 from vcuda.claims.devices import Devices
 from vcuda.quota.model import Charge
+from vcuda.requests.resources import WHOLE_CARD
 
 CORES, MEMORY = "cores", "memory"
 """The capacities by which a claim requests a share of a card: cores in hundredths of a card, and memory in bytes."""
 
 
 class Kind(enum.Enum):
-    """How a device is charged: as a whole card, by its MIG profile, by the requested share, or by a fixed value."""
+    """How a device is charged: as a card, by its MIG profile, by the requested share, or by a fixed value."""
 
     WHOLE = enum.auto()
+    """A whole card, or a part of the card if the driver lets several claims share the card."""
     MIG = enum.auto()
     SHARE = enum.auto()
     UNIT = enum.auto()
@@ -68,7 +70,8 @@ class DeviceKind(msgspec.Struct, frozen=True, gc=False):
     kind: Kind
     type: str = ""
     worth: Charge = Charge()
-    """The charge of one device in key ``gpu_units`` of the quota ConfigMap, if ``kind`` is UNIT."""
+    """The charge of one device in key ``gpu_units`` of the quota ConfigMap, if ``kind`` is UNIT. If ``kind`` is WHOLE:
+    the charge of a card that any number of claims may share."""
     profile: str = ""
     """The MIG profile that the DeviceClass requires; empty if it requires no profile."""
 
@@ -90,12 +93,11 @@ def find_kind(name: str, devices: Devices, worth_of: UnitWorth) -> DeviceKind | 
     if driver in _BY_NAME:
         known = _BY_NAME[driver]
         device_type = (facts.type if facts else known.classes.get(name)) or ""
-        worth = worth_of(name) if name not in known.classes else None
-        if worth is not None:
+        worth = worth_of(name)
+        if worth is not None and name not in known.classes:
             return DeviceKind(driver, Kind.UNIT, device_type, worth)
         # A device of an unknown type is charged as a whole card, because no device is more than one card.
-        return DeviceKind(
-            driver, known.kinds.get(device_type, Kind.WHOLE), device_type, profile=(facts and facts.profile) or ""
-        )
+        kind = known.kinds.get(device_type, Kind.WHOLE)
+        return DeviceKind(driver, kind, device_type, worth or WHOLE_CARD, profile=(facts and facts.profile) or "")
     worth = worth_of(name)
     return None if worth is None else DeviceKind(driver, Kind.UNIT, worth=worth)

@@ -20,7 +20,16 @@ from vcuda.quota.terms import SYSTEM_NAMESPACES, UNIT_DECIMALS
 from vcuda.quota.yaml import Plain
 from vcuda.requests import card_models, scheme_settings
 from vcuda.requests.mig import PROFILE
-from vcuda.requests.resources import BUILT_IN, CLASS, CLASS_RESOURCE, NO_ROWS, NOT_FIXED, GpuResources, is_resource
+from vcuda.requests.resources import (
+    BUILT_IN,
+    CLASS,
+    CLASS_RESOURCE,
+    NO_ROWS,
+    NOT_FIXED,
+    SHARED_CLASSES,
+    GpuResources,
+    is_resource,
+)
 from vcuda.requests.schemes import SCHEMES
 
 QUOTA, UNITS, SCHEME_SETTINGS, MODELS = "gpu_quota", "gpu_units", "gpu_schemes", "gpu_models"
@@ -102,7 +111,8 @@ def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
     taken: GpuResources = info.context or BUILT_IN
     if scheme := taken.scheme_of.get(name):
         raise values.WrongValueError(f"must not be listed, because this resource belongs to scheme {scheme.name}")
-    if name in NOT_FIXED or (BUILT_IN.unit_of(name) is not None and not name.startswith(PROFILE)):
+    built_in = BUILT_IN.unit_of(name) is not None and not name.startswith(PROFILE) and name not in SHARED_CLASSES
+    if name in NOT_FIXED or built_in:
         raise values.WrongValueError("must not be listed, because the charge of this resource is built in")
     return name
 
@@ -149,8 +159,9 @@ def parse_units(text: str, taken: GpuResources) -> Mapping[str, Charge]:
 
     def read(tree: Plain) -> Mapping[str, _UnitEntry]:
         entries = _UNITS.validate_python(tree, context=taken)
-        free = (name for name, entry in entries.items() if name.startswith(PROFILE) and not entry.cards)
-        values.raise_faults(((name,), "must have `cards`, because a MIG profile is a GPU") for name in free)
+        gpus = (name for name in entries if name.startswith(PROFILE) or name in SHARED_CLASSES)
+        free = (name for name in gpus if not entries[name].cards)
+        values.raise_faults(((name,), "must have `cards`, because this resource is a GPU") for name in free)
         return entries
 
     entries = document.check_text(text, read, sentence)

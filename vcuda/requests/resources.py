@@ -61,6 +61,9 @@ BUILT_IN_UNITS: Mapping[str, Charge] = {
     ),
 }
 
+SHARED_CLASSES = frozenset({"deviceclass/gpu.nvidia.com", "deviceclass/gpu-manager"})
+"""The DeviceClasses whose row in ``gpu_units`` is the charge of a card that any number of claims may share."""
+
 NOT_FIXED: Mapping[str, str] = dict.fromkeys(
     ("deviceclass/mig.nvidia.com", "deviceclass/mig-manager"),
     "the charge depends on the MIG profile. Request nvidia.com/mig-<profile>, or use a ResourceClaim",
@@ -256,7 +259,9 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         The charge of a MIG profile is the largest on any GPU model, or a whole card if the profile is unknown.
         """
         name = unit_name(resource)
-        worth = self.own_units.get(name) or BUILT_IN_UNITS.get(name)
+        # A pod that requests a card by its DeviceClass may get an unshared card. So no row of the class applies to it.
+        own = None if name in SHARED_CLASSES and name != resource else self.own_units.get(name)
+        worth = own or BUILT_IN_UNITS.get(name)
         if worth is None and name.startswith(PROFILE):
             return self.worth_of_profile(name.removeprefix(PROFILE)) or WHOLE_CARD
         return worth
