@@ -5,12 +5,13 @@ pod's containers may continue to run for the pod's grace period. Until this peri
 charge as a terminating charge. This module combines the watch of pods and the watch of claims. Each watch may be late.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
-from controller.lingering import Lingering
+from controller.lingering import MOST_OF_NAMESPACE, Lingering
 from controller.pods import KeptPod, PodInformer, PodLives
 from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod
@@ -24,6 +25,9 @@ which pods were deleted. It waits at most this many seconds. A pod that the watc
 
 MOST_FORMER_USERS = 512
 """If more pods than this are remembered as users of one claim's devices, pods that have ended are forgotten."""
+
+LOOK_SECONDS = 1.0
+"""Seconds between two searches of a namespace with many lost claims for those whose pods have ended."""
 
 MOST_USERS_OF_LOSS = 16
 """If more pods than this used the devices that a claim has lost, their uids are not kept. The pods then count as
@@ -80,6 +84,8 @@ class ClaimHolds:
         # claim may have lost devices before that LIST, without an event of the watch.
         self._listed_bare: dict[str, dict[str, float]] = {}
         self._lost: Lingering[LostAllocation] = Lingering(clock, pods.full)
+        # `_next_look`: by namespace, the time from which `_forget_unused` may run again.
+        self._next_look: dict[str, float] = {}
 
     def note(
         self,
@@ -170,7 +176,22 @@ class ClaimHolds:
         digest = claim.digest if charges is None else PackedDigest(b"")
         kept = msgspec.structs.replace(claim, digest=digest, allocated=(), users=())
         lost = LostAllocation(kept, charges, users, version, at)
+        if self._lost.count(claim.namespace) >= MOST_OF_NAMESPACE // 2:
+            self._forget_unused(claim.namespace)
         self._lost.add(claim.namespace, lost.key, lost, at + self._pods.max_terminating)
+
+    def _forget_unused(self, namespace: str) -> None:
+        """Forget the lost devices that surely no container uses, so that many normal deletions fill no namespace."""
+        now = self._clock()
+        if now < self._next_look.get(namespace, now):
+            return
+        self._next_look = {each: at for each, at in self._next_look.items() if at > now}
+        self._next_look[namespace] = now + LOOK_SECONDS
+        lives = self._pods.lives(namespace)
+        for each in self._lost.within(namespace).values():
+            hold = _hold(each, lives, self._pods.seconds_of, grace=sys.maxsize)
+            if hold.sure and each.at + hold.seconds <= now:
+                self._lost.remove(namespace, each.key)
 
     def _follow_bare(self, claim: StoredClaim, *, is_bare: bool, listed: bool) -> float | None:
         """Record when a LIST shows the claim without devices. Return the previous such time, or None."""

@@ -70,6 +70,10 @@ class Lingering(Generic[T]):
             elif sum(map(len, self._entries.values())) > MOST:
                 self._forget_all_of(max(self._entries, key=lambda each: len(self._entries[each])))
 
+    def count(self, namespace: str) -> int:
+        with self._lock:
+            return len(self._entries.get(namespace, ()))
+
     def remove(self, namespace: str, key: str) -> None:
         with self._lock:
             self._entries.get(namespace, {}).pop(key, None)

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from controller.claim_holds import MOST_USERS_OF_LOSS, ClaimHolds
 from controller.lingering import MOST, MOST_OF_NAMESPACE, PRUNE_SECONDS, FullUntil, Lingering
 from controller.pods import MOST_GONE, REMEMBER_GONE_SECONDS, GoneUids, PodInformer
@@ -130,6 +132,23 @@ def test_a_namespace_with_too_many_lost_claims_is_full(api: ApiDouble) -> None:
     assert is_full(watch, "team-a")
     clock.now += 1
     assert not is_full(watch, "team-a")
+
+
+def test_very_many_claims_whose_pods_have_ended_do_not_fill_their_namespace(api: ApiDouble) -> None:
+    """No ledger is recounted meanwhile. The claims of forced deletions among them stay charged."""
+    clock = Clock()
+    watch = watch_of_pods(api, clock)
+    holds = ClaimHolds(watch, clock.monotonic)
+    lost = [allocated_claim(number, "team-a", users=1) for number in range(5 * MOST_OF_NAMESPACE)]
+    for number, claim in enumerate(lost):
+        [user] = claim.users
+        pod = msgspec.structs.replace(running_pod(number, "team-a", grace=300), uid=user, live=number % 100 == 0)
+        delete(watch, pod)
+        lose(holds, claim)
+        clock.now += 1 / 64
+    assert not is_full(watch, "team-a")
+    forced = {f"{claim.uid}@1/A100" for claim in lost[::100]}
+    assert {key for key, _ in holds.vanished("team-a", lambda _: ClaimCharge(), 300)} == forced
 
 
 def test_at_the_bound_of_all_namespaces_the_largest_becomes_full_and_the_others_are_kept() -> None:
