@@ -229,6 +229,7 @@ def test_only_the_schedulers_own_extended_resource_claims_are_admitted() -> None
     assert server.validate(extended).outcome == "not-pinned"
     assert server.validate(extended, user_info=CONTROLLER).outcome == "not-pinned"
     assert server.used() == {}
+    assert server.create(extended).outcome == "charged", "a user's claim with the annotation is charged like any other"
 
 
 def test_a_setting_names_all_schedulers_whose_claims_are_admitted() -> None:
