@@ -50,14 +50,18 @@ def shared(product: str, kind: str, cores: str = "100", **fields: Any) -> Manife
 
 def consumable(product: str, mode: str, memory: str = "", **fields: Any) -> Manifest:
     """Return a card as NVIDIA's driver publishes it with the flag --consumable-shares=``mode`` (a number of shares)."""
-    memory = memory or MEMORY[product]
+    capacity = consumable_capacity(mode, memory or MEMORY[product])
+    return device(product, capacity=capacity, allowMultipleAllocations=True, **fields)
+
+
+def consumable_capacity(mode: str, memory: str) -> Manifest:
     default, least = (memory, "1Mi") if mode == "memory" else ("0", "0")
     policy = {"default": default, "validRange": {"min": least, "max": memory, "step": "1Mi"}}
     capacity: Manifest = {"memory": {"value": memory, "requestPolicy": policy}}
     if mode.isdigit():
         span = {"min": "1", "max": mode, "step": "1"}
         capacity["shares"] = {"value": mode, "requestPolicy": {"default": "1", "validRange": span}}
-    return device(product, capacity=capacity, allowMultipleAllocations=True, **fields)
+    return capacity
 
 
 def slice_of(driver: str, node: str, *devices: Manifest, generation: int = 1) -> ResourceSlice:

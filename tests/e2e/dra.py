@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from examples.claims import consumable
+from examples.claims import consumable_capacity
 from tests.builders import MODEL, container, pod
 from tests.e2e.cluster import Cluster, Json, administering
 from tools.control_plane import Settings, running_control_plane
@@ -77,8 +77,7 @@ def shared_card(number: int, model: str, kind: str) -> Json:
 
 def consumable_card(number: int, model: str, mode: str) -> Json:
     """Return a card as NVIDIA's driver publishes it with the flag --consumable-shares=``mode``."""
-    shared: Json = consumable(PRODUCTS[model], mode, MEMORY[model])
-    return card(number, model, capacity=shared["capacity"], allowMultipleAllocations=True)
+    return card(number, model, capacity=consumable_capacity(mode, MEMORY[model]), allowMultipleAllocations=True)
 
 
 @contextmanager
