@@ -13,17 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from vcuda.quota.terms import (
-    COMMON_DENOMINATOR,
-    CORES_PER_CARD,
-    NEVER_FITS,
-    OVER_QUOTA,
-    SYSTEM_NAMESPACES,
-    UNIT_DECIMALS,
-    Mode,
-    cards,
-    mebibytes,
-)
+from vcuda.quota.terms import CORES_PER_CARD, NEVER_FITS, OVER_QUOTA, SYSTEM_NAMESPACES, Mode, cards, mebibytes
 from vcuda.quota.times import Times
 
 NOT_MUTATED = "/mutate was not called, or another webhook ran after it"
@@ -70,19 +60,6 @@ else:
     Cores = numbers.Rational
 """Hundredths of a card. MIG profiles, units of memory and shares of DRA devices may have fractions of a hundredth, for
 example 100/7. They are exact, so that the shares of a card add up to one card."""
-
-
-def cores_of(part: Fraction) -> Cores:
-    """Return a part of a card as hundredths. A part that ledgers cannot store exactly is rounded up to six decimals."""
-    millionths = 10**UNIT_DECIMALS
-    if COMMON_DENOMINATOR % part.denominator:
-        part = Fraction(math.ceil(part * millionths), millionths)
-    return exact(CORES_PER_CARD * part)
-
-
-def exact(cores: Fraction) -> Cores:
-    """Return the same amount, as an int if it is whole."""
-    return cores.numerator if cores.denominator == 1 else cores
 
 
 class Limit(msgspec.Struct, frozen=True):

@@ -115,5 +115,18 @@ def cards(cores: int | Fraction) -> str:
     return f"{amount} card" if amount == "1" else f"{amount} cards"
 
 
+def cores_of(part: Fraction) -> int | Fraction:
+    """Return a part of a card as hundredths. A part that ledgers cannot store exactly is rounded up to six decimals."""
+    millionths = 10**UNIT_DECIMALS
+    if COMMON_DENOMINATOR % part.denominator:
+        part = Fraction(math.ceil(part * millionths), millionths)
+    return exact(CORES_PER_CARD * part)
+
+
+def exact(cores: Fraction) -> int | Fraction:
+    """Return the same amount, as an int if it is whole."""
+    return cores.numerator if cores.denominator == 1 else cores
+
+
 def mebibytes(memory: int) -> str:
     return f"{memory} MiB"
