@@ -102,12 +102,6 @@ main.add_command(node)
     type=click.IntRange(1, 86400),
     help="Seconds for which a pod must be beyond its quota before it is evicted, and between two attempts.",
 )
-@cli.option(
-    "--delete-after-evictions",
-    default=None,
-    type=click.IntRange(1, 1000),
-    help="Delete a pod after PodDisruptionBudgets have prevented its eviction this many times.  [default: never]",
-)
 @cli.status_address_option
 @cli.address_option(
     "--ui-address",
@@ -189,7 +183,6 @@ def run(
     discover: bool,
     enforce_audit: bool,
     audit_period: int,
-    delete_after_evictions: int | None,
     status_address: Address,
     ui_address: Address | None,
     ui_hosts: tuple[str, ...],
@@ -219,8 +212,7 @@ def run(
 
     Events and metrics report pods that the quota would not admit: pods that were created before the quota was enforced
     or while the webhook was down, or pods that exceed a lowered quota. With --enforce-audit the leader evicts the
-    newest of them where the quota is enforced, one at a time, as PodDisruptionBudgets allow. With
-    --delete-after-evictions it finally deletes them.
+    newest of them where the quota is enforced, one at a time, as PodDisruptionBudgets allow.
 
     With --extender-address the leader is also a scheduler extender that replaces gpu-admission. It chooses the node and
     the cards of every pod that requests tencent.com/vcuda-core or nvidia.com/vcuda-core, and annotates the pod.
@@ -271,7 +263,7 @@ def run(
         node_namespace=node_namespace,
         timing=timing,
         gc=stale_gc.GcOptions(timeout=allocation_timeout, dry_run=dry_run),
-        violations=violation_watcher.ViolationOptions(audit_period, enforce_audit, delete_after_evictions),
+        violations=violation_watcher.ViolationOptions(audit_period, enforce_audit),
         listening=listening,
         webhook_service=webhook_service,
         discover=discover,

@@ -141,7 +141,7 @@ class Leader:
     ) -> ViolationWatcher:
         counted = metrics.EvictionMetrics(registry)
         known = self._kube, store, self.quota, self.nodes
-        evictor = Evictor(*known, counted, delete_after=options.delete_after) if options.evict else None
+        evictor = Evictor(*known, counted) if options.evict else None
         return ViolationWatcher(
             self._kube,
             self.quota,

@@ -82,7 +82,6 @@ class Watched:
         *,
         enforce: bool = True,
         system: frozenset[str] = frozenset(),
-        delete_after: int | None = None,
         unix: float = NOON,
         claims: Sequence[PricedClaim] = (),
     ) -> None:
@@ -94,7 +93,7 @@ class Watched:
         self.quota = QuotaInformer(api.kube, QuotaPlace(), system, clock=lambda: self.unix)
         nodes, clock = NodeInformer(api.kube, LABELS), self.clock.monotonic
         store, metrics = LedgerStore(api.kube, "vcuda-quota", nodes.current), EvictionMetrics(self.registry)
-        evictor = Evictor(api.kube, store, self.quota, nodes, metrics, delete_after=delete_after) if enforce else None
+        evictor = Evictor(api.kube, store, self.quota, nodes, metrics) if enforce else None
         self.watcher = ViolationWatcher(
             api.kube,
             self.quota,

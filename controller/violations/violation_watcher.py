@@ -34,7 +34,6 @@ NOT_COUNTED = "NotCounted"
 OTHER_MODEL = "OtherModelAllocated"
 EVICTED = "EvictedOverQuota"
 PUT_OFF = "EvictionPutOff"
-DELETED = "DeletedOverQuota"
 GRANT_ENDS = "GrantEnds"
 
 NOT_COUNTED_MESSAGE = (
@@ -55,13 +54,11 @@ class EvictionOutcome(enum.StrEnum):
     """The outcomes of an attempt to evict a pod.
 
     BUDGET: a PodDisruptionBudget refused the eviction.
-    DELETED: the pod was deleted, because PodDisruptionBudgets had refused too many evictions.
     GONE: the pod no longer exists.
     """
 
     EVICTED = "evicted"
     BUDGET = "budget"
-    DELETED = "deleted"
     GONE = "gone"
     FAILED = "failed"
 
@@ -70,7 +67,6 @@ class Evictor:
     """Evicts pods beyond the quota. Before each eviction, the pods and claims are listed and checked again.
 
     Pods are evicted one at a time with the Eviction API, which respects PodDisruptionBudgets.
-    ``delete_after``: the number of refused evictions after which the pod is deleted; None to delete no pod.
     """
 
     def __init__(
@@ -80,29 +76,24 @@ class Evictor:
         quota: QuotaInformer,
         nodes: NodeInformer,
         metrics: EvictionMetrics,
-        *,
-        delete_after: int | None = None,
     ) -> None:
         self._kube = kube
         self._store = store
         self._quota = quota
         self._nodes = nodes
         self._metrics = metrics
-        self._delete_after = delete_after
         self._log = structlog.get_logger()
 
-    def evict_newest(self, namespace: str, tries: Mapping[str, int]) -> str | None:
-        """Try to evict the newest pod in ``tries`` that is still beyond the quota. Return its uid; None if no pod is.
-
-        ``tries``: the uids of pods that may be evicted, each with the number of earlier attempts.
+    def evict_newest(self, namespace: str, uids: Collection[str]) -> str | None:
+        """Try to evict the newest pod in ``uids`` that is still beyond the quota. Return its uid; None if no pod is.
 
         Raises VcudaError or a decoding error if the pods cannot be listed and checked.
         """
-        found = self._newest(namespace, tries)
+        found = self._newest(namespace, uids)
         if found is None:
             return None
         pod, why = found
-        outcome = self.evict(pod, why, tries[pod.uid])
+        outcome = self.evict(pod, why)
         self._metrics.evictions.labels(outcome.value).inc()
         return pod.uid
 
@@ -125,11 +116,8 @@ class Evictor:
         wanted = ((each.holder, each.message) for each in found if each.holder.uid in uids)
         return next(((pod, why) for pod, why in wanted if isinstance(pod, StoredPod)), None)
 
-    def evict(self, pod: StoredPod, why: str, tries: int = 0) -> EvictionOutcome:
-        """Evict this pod, and write an Event with the reason ``why``. Errors are logged, not raised.
-
-        ``tries``: the number of earlier attempts.
-        """
+    def evict(self, pod: StoredPod, why: str) -> EvictionOutcome:
+        """Evict this pod, and write an Event with the reason ``why``. Errors are logged, not raised."""
         # The Event is written after the eviction, so it never reports an eviction that failed. A crash between the
         # eviction and the Event loses the Event.
         subject, uid = _involved(pod), pod.uid[:8]
@@ -137,8 +125,6 @@ class Evictor:
         try:
             self._send(pod)
         except HeldByBudget as error:
-            if self._delete_after and tries + 1 >= self._delete_after:
-                return self._delete(pod, why, tries + 1)
             log.info("a PodDisruptionBudget forbids the eviction", budget=error.why)
             message = f"this pod is not evicted yet, because a PodDisruptionBudget forbids it ({error.why}): {why}"
             put_off = objects.Event(subject, f"eviction-put-off-{uid}", PUT_OFF, message, COMPONENT, type="Warning")
@@ -154,23 +140,6 @@ class Evictor:
         evicted = objects.Event(subject, f"evicted-{uid}", EVICTED, message, COMPONENT, type="Warning")
         objects.post_event_or_log(self._kube, evicted)
         return EvictionOutcome.EVICTED
-
-    def _delete(self, pod: StoredPod, why: str, tries: int) -> EvictionOutcome:
-        """Delete the pod with its own grace period, so that a PodDisruptionBudget of a tenant cannot keep the pod."""
-        log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, tries=tries)
-        body = msgspec.json.encode({"preconditions": {"uid": pod.uid}})
-        try:
-            self._kube.delete(pod_path(pod.namespace, pod.name), body)
-        except (NotFound, Conflict):
-            return EvictionOutcome.GONE
-        except VcudaError as error:
-            log.warning("deletion failed", error=str(error))
-            return EvictionOutcome.FAILED
-        log.info("deleted", why=why)
-        message = f"this pod was deleted, because PodDisruptionBudgets forbade its eviction {tries} times: {why}"
-        deleted = objects.Event(_involved(pod), f"deleted-{pod.uid[:8]}", DELETED, message, COMPONENT, type="Warning")
-        objects.post_event_or_log(self._kube, deleted)
-        return EvictionOutcome.DELETED
 
     def _send(self, pod: StoredPod) -> None:
         body = {
@@ -199,12 +168,10 @@ class ViolationOptions(msgspec.Struct, frozen=True):
 
     ``period``: seconds until a violation is checked again.
     ``evict``: True to evict pods whose violation has lasted for ``period``.
-    ``delete_after``: the number of refused evictions after which a pod is deleted; None to never delete pods.
     """
 
     period: float = 60.0
     evict: bool = False
-    delete_after: int | None = None
 
 
 class OngoingViolation(msgspec.Struct, frozen=True):
@@ -246,7 +213,7 @@ class ViolationWatcher:
         self._lock = threading.Lock()
         self._ongoing: dict[str, Mapping[str, OngoingViolation]] = {}
         self._reported: dict[str, set[tuple[str, ViolationKind]]] = {}
-        self._tried: dict[str, tuple[float, int]] = {}
+        self._tried: dict[str, float] = {}
         # `_announced`: by namespace, the uid of each pod or claim with an Event GrantEnds, and the end of the grant.
         self._announced: dict[str, set[tuple[str, float]]] = {}
         self._log = structlog.get_logger()
@@ -384,12 +351,11 @@ class ViolationWatcher:
         """
         due_since = self._clock() - self._period
         evictable = {uid: each.since for uid, each in ongoing.items() if each.violation.evictable}
-        tries = {uid: (since, *self._tried.get(uid, (since, 0))) for uid, since in evictable.items()}
-        due = {uid: count for uid, (since, at, count) in tries.items() if max(since, at) <= due_since}
+        due = {uid for uid, since in evictable.items() if max(since, self._tried.get(uid, since)) <= due_since}
         tried = self._evictor.evict_newest(namespace, due) if due and self._evictor else None
         if tried is None:
             return False
-        self._tried[tried] = (self._clock(), due[tried] + 1)
+        self._tried[tried] = self._clock()
         return True
 
 

@@ -1,6 +1,6 @@
 """The controller reports stored pods that are beyond the quota, and evicts them if eviction is enabled."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -161,32 +161,6 @@ class TestEnforced:
             cluster.rest.send("DELETE", f"{path}/stay").ok()
             await_events(cluster, namespace, "EvictedOverQuota", "b-middle", "c-newest")
             assert going(cluster, namespace) == {"b-middle", "c-newest"}
-
-
-@pytest.mark.usefixtures("node", "controller_manager")
-def test_a_tenants_own_budget_does_not_keep_a_pod_beyond_the_quota_forever(
-    cluster: Cluster, own: Installation, account: Cluster, tenant: Callable[[str], Cluster]
-) -> None:
-    """With --delete-after-evictions 2, the controller deletes the pod after the budget has blocked two evictions."""
-    flags = ("--enforce-audit", "--audit-period", str(PERIOD), "--delete-after-evictions", "2")
-    cluster.kubectl("apply", "-f", str(COMPONENTS / "delete-beyond-budget" / "rbac.yaml"))
-    with (
-        controlling(own, *flags, kubeconfig=account.kubeconfig) as controller,
-        limited_team(own, {"quota": {"M40": 3}}) as namespace,
-    ):
-        team_of_three(cluster, own, namespace)
-        budget = budget_of(namespace, "c-newest")
-        tenant(namespace).create(budget)
-        path = cluster.path_of(budget)
-        cluster.await_object(path, "stay", lambda found: found.get("status", {}).get("currentHealthy") == 1)
-        own.quota.limit(**{namespace: {"quota": {"M40": 1}}})
-        await_events(cluster, namespace, "EvictionPutOff", "c-newest")
-        [deleted] = await_events(cluster, namespace, "DeletedOverQuota", "c-newest")
-        assert "beyond GPU quota: M40" in deleted["message"]
-        await_events(cluster, namespace, "EvictedOverQuota", "b-middle")
-        assert going(cluster, namespace) == {"b-middle", "c-newest"}
-        assert controller.metric("vcuda_audit_evictions_total", outcome="deleted") == 1
-    cluster.kubectl("delete", "-f", str(COMPONENTS / "delete-beyond-budget" / "rbac.yaml"))
 
 
 def test_an_eviction_has_the_uid_of_the_pod_that_was_checked(cluster: Cluster, namespace: str) -> None:

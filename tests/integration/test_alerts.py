@@ -38,7 +38,6 @@ REJECTED = (
 BUSY = 'vcuda_admissions_total{outcome="busy"}'
 PENDING = 'vcuda_admissions_total{path="/validate",outcome="over-quota-pending"}'
 LOST = 'vcuda_admissions_total{outcome="ledger-lost"}'
-DELETED = 'vcuda_audit_evictions_total{outcome="deleted"}'
 _SECONDS = 'vcuda_admission_duration_seconds_bucket{path="/validate",le='
 BELOW_1, BELOW_2, ALL = f'{_SECONDS}"1"}}', f'{_SECONDS}"2"}}', f'{_SECONDS}"+Inf"}}'
 _MODEL = '{namespace="a",model="M40"}'
@@ -147,7 +146,6 @@ CASES: Mapping[str, Case] = {
         [{USED: steady(400), LIMIT: steady(400), MEMORY: steady(1), MEMORY_LIMIT: steady(1)}, {}],
     ),
     "VcudaTerminatingStays": threshold('vcuda_quota_terminating_cores{namespace="a"}', steady(100), "100 0x149"),
-    "VcudaPodsDeletedOverQuota": threshold(DELETED, rising(0.1), steady(1)),
     "VcudaPodsUnpinned": threshold('vcuda_quota_unpinned_pods{namespace="a"}', steady(1), steady(0)),
     "VcudaClaimsUnpinned": threshold('vcuda_audit_claims{namespace="a",finding="unpinned"}', steady(1), steady(0)),
     "VcudaOtherModelAllocated": Case(

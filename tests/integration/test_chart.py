@@ -25,7 +25,6 @@ VERSIONS = pytest.mark.parametrize("name", ["helm", "helm3"])
 KUSTOMIZED_SCHEDULER = "scheduler.image=registry.k8s.io/kube-scheduler:v1.31.0"
 NEEDS = {
     "require-client-certificate": "client-certificates",
-    "delete-beyond-budget": "enforce-audit",
     "node-host-pid": "node-agent-hami",
 }
 """Components of the chart that are accepted only together with another component, by name."""
@@ -135,10 +134,6 @@ def test_every_component_has_a_value() -> None:
     no_certificates=(
         ("clientCertificates.required=true",),
         "clientCertificates.required needs clientCertificates.enabled",
-    ),
-    nothing_evicted=(
-        ("enforceAudit.deleteBeyondBudget=true",),
-        "enforceAudit.deleteBeyondBudget needs enforceAudit.enabled",
     ),
     an_ingress_without_a_page=(("page.ingress.enabled=true",), "page.ingress.enabled needs page.enabled"),
     an_ingress_without_a_name=(

@@ -44,7 +44,7 @@ PART_OF = ("app.kubernetes.io/part-of", "vcuda-quota")
 
 AGENTS = ("node-agent-gpu-manager", "node-agent-hami", "node-agent-vgpu-manager")
 OPTIONS = {
-    *("client-certificates", "delete-beyond-budget", "enforce-audit", *AGENTS, "node-agent-nvidia-vcuda"),
+    *("client-certificates", "enforce-audit", *AGENTS, "node-agent-nvidia-vcuda"),
     *("node-host-pid", "page", "require-client-certificate"),
 }
 """The components without an overlay of the same name."""

@@ -194,29 +194,6 @@ def test_an_eviction_that_a_budget_refuses_is_reported_and_retried(api: Cluster,
     assert api.evicted() == ["newest", "new", "newest"]
 
 
-def test_a_pod_that_a_budget_keeps_is_deleted_at_the_last_attempt_and_reported(api: Cluster) -> None:
-    """A PodDisruptionBudget rejects each eviction. The last attempt deletes the pod, with its grace period."""
-    api.refusal = refusal("POST /eviction", 429, json.dumps(STATUS).encode())
-    watched = Watched(api, delete_after=3)
-    deleted: list[Any] = []
-
-    def delete(path: str, body: bytes | None = None) -> bytes:
-        deleted.append((path, json.loads(body or b"")))
-        return b"{}"
-
-    # The double accepts the deletion without removing the pod, because a real pod first terminates.
-    api.delete = delete  # type: ignore[assignment,method-assign]
-    watched.look()
-    for _ in range(2):
-        watched.look(PERIOD)
-        watched.look()
-    assert deleted == []
-    watched.look(PERIOD)
-    assert deleted == [(f"{PODS}/newest", {"preconditions": {"uid": "uid-newest"}})]
-    assert ("newest", "DeletedOverQuota") in api.told()
-    assert watched.counted("evictions_total", outcome="deleted") == 1
-
-
 BUSY = {"message": "busy", "details": {"retryAfterSeconds": 1}}
 
 

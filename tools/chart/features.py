@@ -28,7 +28,6 @@ COMPONENTS: Mapping[str, str] = {
     "client-certificates": ".Values.clientCertificates.enabled",
     "require-client-certificate": ".Values.clientCertificates.required",
     "enforce-audit": ".Values.enforceAudit.enabled",
-    "delete-beyond-budget": ".Values.enforceAudit.deleteBeyondBudget",
     "scheduler": ".Values.scheduler.enabled",
     "prometheus": ".Values.prometheus.enabled",
     "page": ".Values.page.enabled",

@@ -46,12 +46,6 @@ TOLD = {
         " admission plugin probably rejects them after the charge. One Event is written per namespace and hour.",
         "See [Charged pods are not created](troubleshooting.md#charged-pods-are-not-created).",
     ),
-    Posted("DeletedOverQuota", "Warning"): Told(
-        "a pod",
-        "With `--delete-after-evictions N`: PodDisruptionBudgets blocked the eviction of the pod N times, so the"
-        " controller deleted the pod.",
-        "Nothing. The quota applies to the pod that the workload creates instead.",
-    ),
     Posted("EvictedOverQuota", "Warning"): Told(
         "a pod",
         "With `--enforce-audit`: the pod exceeded the quota for `--audit-period` seconds, and was evicted. The"

@@ -86,9 +86,6 @@ FINDINGS = {
 EVICTIONS = {
     EvictionOutcome.EVICTED: "the pod terminates",
     EvictionOutcome.BUDGET: "a PodDisruptionBudget does not allow the eviction now; the eviction is retried",
-    EvictionOutcome.DELETED: (
-        "a PodDisruptionBudget blocked the eviction `--delete-after-evictions` times, so the pod was deleted"
-    ),
     EvictionOutcome.GONE: "the pod was deleted before the eviction",
     EvictionOutcome.FAILED: (
         "the eviction was rejected or had no answer; the log has the reason; the eviction is retried"
