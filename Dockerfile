@@ -18,6 +18,9 @@ FROM python:3.11-slim-bookworm
 RUN python -m pip uninstall --yes setuptools wheel pip && rm -r /usr/local/lib/python3.11/ensurepip
 COPY --from=build /opt/vcuda /opt/vcuda
 ENV PATH=/opt/vcuda/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+# The C library returns large freed blocks, such as the body of a large review, to the system at once. By default it keeps
+# them in a heap for each thread (see mallopt(3)).
+ENV MALLOC_ARENA_MAX=2 MALLOC_MMAP_THRESHOLD_=262144 MALLOC_TRIM_THRESHOLD_=262144
 # A numeric user, so that Kubernetes can verify that it is not root. Nothing is written below /, so the root file system
 # may be read-only.
 USER 65532:65532

@@ -23,6 +23,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.reviews import Json, patched, review_of, with_uid
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
+DOCKERFILE = Path(__file__).parents[1] / "Dockerfile"
+MALLOC = dict(re.findall(r"\b(MALLOC_\w+)=(\d+)", DOCKERFILE.read_text()))
+"""The settings of the C library's allocator in the image. The programs use as much memory here as in a container."""
 PATIENCE = 60.0
 """The maximum seconds for which a test waits for something."""
 
@@ -103,13 +106,13 @@ class Lines:
 
 
 class OwnProcess:
-    """A running program of vcuda quota. Its environment is ``env`` and the test's variables, except VCUDA_*."""
+    """A running program of vcuda quota. Its environment is ``env``, MALLOC, and the test's variables, except VCUDA_*."""
 
     def __init__(self, command: Sequence[str | Path], env: Mapping[str, str]) -> None:
         others = {name: value for name, value in os.environ.items() if not name.startswith("VCUDA_")}
         self.process = subprocess.Popen(
             [*map(str, command)],
-            env={**others, **env},
+            env={**others, **MALLOC, **env},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

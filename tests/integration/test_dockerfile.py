@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.processes import SCRIPTS, OwnProcess
+from tests.processes import DOCKERFILE, SCRIPTS, OwnProcess
 
 PROJECT = Path(__file__).parents[2]
-DOCKERFILE = PROJECT / "Dockerfile"
 PROGRAMS = ("vcuda-webhook", "vcuda-controller", "vcuda-certs", "kubectl-gpuquota")
 USER = 65532
 QUOTA = PROJECT / "manifests" / "examples" / "gpuquota.yaml"
