@@ -106,7 +106,10 @@ class Lines:
 
 
 class OwnProcess:
-    """A running program of vcuda quota. Its environment is ``env``, MALLOC, and the test's variables, except VCUDA_*."""
+    """A running program of vcuda quota.
+
+    Its environment is ``env``, `MALLOC`, and the variables of the test except VCUDA_*.
+    """
 
     def __init__(self, command: Sequence[str | Path], env: Mapping[str, str]) -> None:
         others = {name: value for name, value in os.environ.items() if not name.startswith("VCUDA_")}
