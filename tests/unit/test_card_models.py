@@ -28,7 +28,10 @@ from tests.builders import (
 from tests.quota_map import store_quota
 from tests.tables import cases
 from vcuda.allocations.stored_pods import charges_of, read_stored
+from vcuda.claims.devices import Devices
 from vcuda.claims.pin import ClaimPin, write_pin
+from vcuda.claims.products import Products
+from vcuda.discovery.names import model_of, normalise
 from vcuda.errors import QuotaFault
 from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.placement.nodes import Nodes
@@ -39,7 +42,7 @@ from vcuda.requests.card_models import common_product
 from vcuda.requests.config import parse_config
 from vcuda.requests.folding import fold
 from vcuda.requests.pod_request import PodRequest, read_request
-from vcuda.requests.resources import CardModels, GpuResources, matcher
+from vcuda.requests.resources import CardModels, GpuResources, matcher, product_matcher
 
 SHARED = "NVIDIA-A100-SXM4-40GB-SHARED"
 ROWS = """
@@ -69,6 +72,24 @@ def known(rows: str = ROWS, **data: str) -> GpuResources:
 )
 def test_a_product_has_the_model_whose_row_it_matches_or_its_own_name(product: str, model: str) -> None:
     assert known().models.model_of(product) == model
+
+
+SPELLINGS = ("Tesla-T4", "NVIDIA-Tesla-T4", "Tesla T4", "NVIDIA Tesla T4", "nvidia-tesla-t4", "NVIDIA-NVIDIA Tesla T4")
+"""The same product as drivers, GPU feature discovery, HAMi and clouds write it."""
+
+
+@pytest.mark.parametrize("written", [*SPELLINGS, "NVIDIA?Tesla*", "NVIDIA*T4", "*-T4", "*Tesla-T?"])
+def test_every_spelling_of_a_product_has_one_model_on_nodes_by_discovery_and_in_claims(written: str) -> None:
+    named = known(json.dumps({"T4": [written]})).models
+    products = Products.of(["T4"], named, Devices(), lambda _: None)
+    assert {named.model_of(each) for each in SPELLINGS} == {"T4"}
+    assert {model_of(normalise(each), named) for each in SPELLINGS} == {"T4"}
+    assert {products.model_of(each) for each in SPELLINGS} == {"T4"}
+
+
+def test_a_wildcard_may_stand_for_the_vendor() -> None:
+    assert known("{L4: ['*-L4']}").models.model_of("NVIDIA-L4") == "L4"
+    assert known("{L4: ['*-L4']}").models.model_of("L40") == "L40"
 
 
 GPU, TWO = {"nvidia.com/gpu": 1}, {"nvidia.com/gpu": 2}
@@ -211,12 +232,17 @@ PIECES = st.lists(st.sampled_from([*"aKs.+(){}|^$/:#&~ -", "*", "?", "\u212a", "
 
 @given(PIECES.map("".join) | ANY, st.data())
 def test_cel_matches_the_same_products_as_the_row(pattern: str, data: st.DataObject) -> None:
-    """CEL matches by RE2. The test uses Python's `re`, which differs for these patterns only in case folding."""
+    """CEL matches by RE2. The test uses Python's `re`, which differs for these patterns only in case folding.
+
+    If a driver leaves the vendor out of the name, a wildcard does not stand for the vendor in CEL.
+    """
     name = data.draw(PIECES.map("".join) | ANY | st.just(pattern).map(lambda text: text.replace("*", "x").swapcase()))
     written = re.search(r'matches\("(.*)"\)$', write_pin(ClaimPin("driver", (fold(pattern),))))
     assert written
     expression = json.loads(f'"{written[1]}"')
-    assert bool(re.search(expression.removesuffix("$") + r"\Z", name)) == bool(matcher([fold(pattern)])(fold(name)))
+    by_cel, by_row = re.compile(expression.removesuffix("$") + r"\Z").search, product_matcher([[fold(pattern)]])
+    assert bool(by_cel(f"NVIDIA {name}")) == bool(by_row(fold(f"NVIDIA {name}")))
+    assert not by_cel(name) or by_row(fold(name))
 
 
 GLOBS = st.text("ab*?", min_size=1, max_size=6)
@@ -241,7 +267,8 @@ EXAMPLE = (
 )
 ONE = "a product must belong to only one model"
 PART = "must be the part of a card that one nvidia.com/gpu is, above 0 and at most 1"
-CASE = "because two models must not differ only in letter case"
+CASE = "because two models must not differ only in letter case or in a leading NVIDIA-"
+VENDOR = "the vendor's name"
 NARROW = "Make the pattern more specific, for example NVIDIA-A100-*GB"
 
 
@@ -255,13 +282,14 @@ NARROW = "Make the pattern more specific, for example NVIDIA-A100-*GB"
         ("A100: {products: [é]}", f'.A100.products[0]: {EXAMPLE}; got "é"'),
         ('A100: [""]', f'.A100[0]: {EXAMPLE}; got ""'),
         ("A100: ['A[12]']", '.A100[0]: must not contain [; got "A[12]"'),
-        ("A100: ['*-?']", '.A100[0]: must have a letter or digit, so as not to match every product; got "*-?"'),
+        ("A100: ['*-?']", f'.A100[0]: must have a letter or digit after {VENDOR}, so as not to match every product; got "*-?"'),
+        ("A100: ['NVIDIA*']", f'.A100[0]: must have a letter or digit after {VENDOR}, so as not to match every product'),
         (f"A100: [{', '.join('abc' * 11)}]", ".A100: must not have more than 32 products; got 33"),
         ("A100: {cards: 0.125}", ".A100.cards: must have at most two decimals, for example 0.13; got 0.125"),
         ("A100: {cards: 0}", f".A100.cards: {PART}; got 0"),
         ("A100: {cards: 1.01}", f".A100.cards: {PART}; got 1.01"),
         ("A100: {cards: '0.5'}", '.A100.cards: must be a number without quotes, for example 0.5; got "0.5"'),
-        ("A100: [a-*, A *]", ".A100[1]: duplicate product; each product must be listed once"),
+        ("A100: [a-*, a-*]", ".A100[1]: duplicate product; each product must be listed once"),
         ("A100: [a1], B: [A1]", f'.B[0]: {ONE}: "A1" also matches a1, which belongs to A100 by "a1". {NARROW}'),
         (
             "A100: [A100-*], B: {products: [x, A100-*-SHARED]}",
@@ -269,7 +297,12 @@ NARROW = "Make the pattern more specific, for example NVIDIA-A100-*GB"
         ),
         (
             "V: [Tesla V100-*], W: [NVIDIA-Tesla-V100-*]",
-            f'.W[0]: {ONE}: "NVIDIA-Tesla-V100-*" also matches nvidia-tesla-v100-, which belongs to V by',
+            f'.W[0]: {ONE}: "NVIDIA-Tesla-V100-*" also matches tesla-v100-, which belongs to V by',
+        ),
+        ("V: ['*-V100'], W: [V100]", f'.W[0]: {ONE}: "V100" also matches nvidia-v100, which belongs to V by'),
+        (
+            "M40: [], NVIDIA-M40: []",
+            f".NVIDIA-M40: must be written as M40, {CASE}",
         ),
         ("A100: [h*], H100: [x]", f'.A100[0]: {ONE}: "h*" also matches h100, which is itself a model. {NARROW}'),
         ("A100: ['p*']", f'.A100[0]: {ONE}: "p*" also matches p100, which is itself a model. {NARROW}'),

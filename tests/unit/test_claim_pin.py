@@ -73,13 +73,13 @@ def test_a_pin_has_the_model_its_patterns_and_the_known_products() -> None:
             {
                 "cel": {
                     "expression": f'"productName" in device.attributes["{NVIDIA}"]'
-                    f' && device.attributes["{NVIDIA}"].productName.matches("(?i)^(?:m40|tesla[ -]m40[ -]24gb)$")'
+                    f' && device.attributes["{NVIDIA}"].productName.matches("(?i)^(?:nvidia[ -])*(?:m40|tesla[ -]m40[ -]24gb)$")'
                 }
             }
         ],
     }
     [operation] = held(entry()).patch("A100")
-    assert "(?:a100|nvidia[ -]a100[ -].*)" in operation["value"][0]["cel"]["expression"]
+    assert "(?:nvidia[ -])*(?:a100|a100[ -].*)" in operation["value"][0]["cel"]["expression"]
 
 
 def test_every_alternative_of_every_gpu_request_is_pinned() -> None:
@@ -110,13 +110,13 @@ def test_a_pin_of_undecided_partitions_names_the_profiles_that_are_charged() -> 
     "requests, model",
     by_the_models_own_name=([entry(NVIDIA, pinned("m40"))], "M40"),
     in_addition_to_other_selectors=([entry(NVIDIA, "true", pinned("m40", fold(M40)))], "M40"),
-    by_a_pattern_of_the_table=([entry(NVIDIA, pinned("nvidia-a100-*", fold(A100)))], "A100"),
+    by_a_pattern_of_the_table=([entry(NVIDIA, pinned("a100-*", fold(A100)))], "A100"),
     every_alternative=([first_of(entry(NVIDIA, pinned("m40")), entry(NVIDIA, pinned("m40")))], "M40"),
     no_selector=([entry()], None),
     one_of_two_requests=([entry(NVIDIA, pinned("m40")), entry()], None),
     one_of_two_alternatives=([first_of(entry(NVIDIA, pinned("m40")), entry())], None),
     two_models=([entry(NVIDIA, pinned("m40")), entry(NVIDIA, pinned("a100"))], None),
-    products_of_two_models_in_one_selector=([entry(NVIDIA, pinned("m40", "nvidia-a100-*"))], None),
+    products_of_two_models_in_one_selector=([entry(NVIDIA, pinned("m40", "a100-*"))], None),
     a_pattern_that_is_in_no_table=([entry(NVIDIA, pinned("m40", "m*"))], None),
     an_unknown_product=([entry(NVIDIA, pinned("m40", "h100"))], None),
     an_attribute_of_another_driver=([entry(NVIDIA, pinned("m40", driver=HAMI))], None),
@@ -132,7 +132,7 @@ def test_a_stored_claim_keeps_its_model_when_its_nodes_are_removed() -> None:
     away = claim_policy((), quota=QUOTA, nodes=nodes())
     stored = held(entry(NVIDIA, selector), policy=away)
     assert stored.model(lenient=True) == "M40"
-    assert held(entry(NVIDIA, pinned("m40", "nvidia-a100-*"))).model(lenient=True) is None
+    assert held(entry(NVIDIA, pinned("m40", "a100-*"))).model(lenient=True) is None
 
 
 @pytest.mark.parametrize(

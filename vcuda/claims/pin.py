@@ -34,7 +34,8 @@ _FORM = re.compile(
 _BEGINNING = f'"{PRODUCT}" in device.attributes['
 _PIECE = re.compile(r"\\(.)|(\[ -\]|\.\*|\.|\|)|(.)", re.DOTALL)
 _MEANING = {"[ -]": "-", ".*": "*", ".": "?"}
-_OPEN, _CLOSE = "(?i)^(?:", ")$"
+# Folded patterns lack the vendor's name, which most drivers write before the product.
+_OPEN, _CLOSE = "(?i)^(?:nvidia[ -])*(?:", ")$"
 
 
 class ClaimPin(NamedTuple):
@@ -42,7 +43,7 @@ class ClaimPin(NamedTuple):
 
     driver: str
     patterns: tuple[str, ...]
-    """Patterns of product names, in lower case. The product of a device must match one of the patterns."""
+    """Folded patterns of product names. The product of a device must match one of the patterns."""
     profiles: tuple[str, ...] = ()
     """The MIG profiles that the pin allows; empty if it allows every profile."""
 

@@ -1,4 +1,4 @@
-"""Finds the GPU model of a product name. Names are compared in folded form: in lower case, with ``-`` for a space."""
+"""Finds the GPU model of a product name. All spellings of a product have the same model: names are compared folded."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -7,7 +7,7 @@ import msgspec
 
 from vcuda.claims.devices import Devices
 from vcuda.requests.folding import fold
-from vcuda.requests.resources import WILDCARDS, CardModels, matcher
+from vcuda.requests.resources import WILDCARDS, CardModels, product_matcher
 
 Rows = Mapping[str, tuple[str, ...]]
 """Patterns of product names for each GPU model."""
@@ -26,11 +26,11 @@ class Products(msgspec.Struct, frozen=True, dict=True):
     """The product names of each GPU model. A product that matches several models has no model."""
 
     names: Mapping[str, frozenset[str]]
-    """By the folded form (lower case) of a model's name: all GPU models whose names have this form."""
+    """By the folded form of a model's name: all GPU models whose names have this form."""
     rows: Rows
     """The patterns that key ``gpu_models`` of the quota ConfigMap has for each model."""
     seen: Mapping[str, frozenset[str]]
-    """By product name: the models of all nodes that have a device of this product."""
+    """By the folded product name: the models of all nodes that have a device of this product."""
 
     @classmethod
     def of(
@@ -51,7 +51,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
     # The functions that match products are cached, because each claim needs them. A `Products` never changes.
     @functools.cached_property
     def _matchers(self) -> Mapping[str, Callable[[str], object]]:
-        return {model: matcher(patterns) for model, patterns in self.rows.items()}
+        return {model: product_matcher([patterns]) for model, patterns in self.rows.items()}
 
     def model_of(self, product: str) -> str | None:
         """Return the GPU model of a product; None if the product has no model, or could belong to several."""
@@ -75,17 +75,17 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         # The first pattern of a pin (a selector for one GPU model) is the model's name. So the pin identifies the
         # model even if no node has a matching product.
         own = tuple(dict.fromkeys((fold(model), *self.rows.get(model, ()))))
-        matches = matcher(own)
+        matches = product_matcher([own])
         more = (each for each in sorted(self.seen) if not matches(each) and self.model_of(each) == model)
         patterns = (*own, *(each for each in more if each.isprintable() and not WILDCARDS.intersection(each)))
-        matches = matcher(patterns)
+        matches = product_matcher([patterns])
         known = sorted({*self.seen, *self.names})
         foreign = next((each for each in known if matches(each) and self.model_of(each) != model), None)
         return ModelProducts(patterns, foreign)
 
     def among(self, patterns: Iterable[str]) -> Callable[[str], object]:
         """Return a function that tests whether a product's name matches one of ``patterns``."""
-        matches = matcher(patterns)
+        matches = product_matcher([patterns])
         return lambda product: matches(fold(product))
 
 

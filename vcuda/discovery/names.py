@@ -11,11 +11,11 @@ from collections.abc import Collection
 
 from vcuda.placement.card_types import is_named
 from vcuda.quota.values import listed
+from vcuda.requests.folding import VENDOR
 from vcuda.requests.resources import CardModels
 
-_VENDOR = "NVIDIA-"
 _BLANKS = re.compile(r"[-\s]+")
-_VENDORS = re.compile(rf"^(?:{_VENDOR})+", re.IGNORECASE)
+_VENDORS = re.compile(rf"^(?:{VENDOR})+", re.IGNORECASE)
 _NOT_IN_A_LABEL = re.compile(r"[^-_.A-Za-z0-9]+", re.ASCII)
 _LONGEST_LABEL = 63
 
@@ -26,20 +26,17 @@ MAX_NAMES = 8
 def normalise(name: str) -> str:
     """Return a product name such as ``NVIDIA-A100-SXM4-40GB``; empty if only ``NVIDIA-`` would be left."""
     own = _VENDORS.sub("", f"{_BLANKS.sub('-', name).strip('-')}-").strip("-")
-    return f"{_VENDOR}{own}" if own else ""
+    return f"{VENDOR}{own}" if own else ""
 
 
 def model_of(product: str, named: CardModels) -> str:
     """Return the GPU model of a normalised product.
 
-    If an entry of `gpu_models` in the quota ConfigMap matches the product, with or without ``NVIDIA-``, it determines
-    the model. Otherwise the model is the product's name, shortened to a valid label value.
+    If an entry of `gpu_models` in the quota ConfigMap matches the product, the entry determines the model. Otherwise the
+    model is the product's name, shortened to a valid label value.
     """
-    for name in (product, product.removeprefix(_VENDOR)):
-        model = named.model_of(name)
-        if model in named.rows:
-            return model
-    return _NOT_IN_A_LABEL.sub("-", product)[:_LONGEST_LABEL].strip("-_.")
+    model = named.model_of(product)
+    return model if model in named.rows else _NOT_IN_A_LABEL.sub("-", product)[:_LONGEST_LABEL].strip("-_.")
 
 
 def model_warnings(models: Collection[str], known: Collection[str]) -> tuple[str, ...]:

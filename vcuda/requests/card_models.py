@@ -8,8 +8,8 @@ For example::
     A30: {mig: {slices: 4, memory: 4}}                             # the MIG slices of one card
 
 A product is the value of a node's model label, or the ``productName`` of a DRA device. Comparisons of products ignore
-letter case, and treat a space as ``-``. In an entry of ``gpu_models``, ``*`` stands for any text and ``?`` for one
-character. A product that no entry matches is a model of the same name.
+letter case and a leading ``NVIDIA-``, and treat a space as ``-``. In an entry of ``gpu_models``, ``*`` stands for any
+text and ``?`` for one character. A product that no entry matches is a model of the same name.
 """
 
 import functools
@@ -35,9 +35,9 @@ from vcuda.quota.values import (
     shown,
 )
 from vcuda.quota.yaml import KeyPath, Plain
-from vcuda.requests.folding import fold
+from vcuda.requests.folding import VENDOR, fold
 from vcuda.requests.mig import MigSlices
-from vcuda.requests.resources import MAX_PRODUCT, WILDCARDS, CardModels, ProductRow
+from vcuda.requests.resources import MAX_PRODUCT, CardModels, ProductRow
 
 MAX_PRODUCTS = 32
 """The maximum number of products of a model. The CEL expression that limits a claim to the model lists all of them."""
@@ -78,8 +78,9 @@ def read_product(value: object) -> str:
         )
     if unknown := next((each for each in value if each in "[]{}\\"), None):
         raise WrongValueError(f"must not contain {unknown}; got {shown(value)}")
-    if not any(map(str.isalnum, value)):
-        raise WrongValueError(f"must have a letter or digit, so as not to match every product; got {shown(value)}")
+    if not any(map(str.isalnum, fold(value))):
+        told = "must have a letter or digit after the vendor's name, so as not to match every product"
+        raise WrongValueError(f"{told}; got {shown(value)}")
     return value
 
 
@@ -160,28 +161,23 @@ class _Claimed(NamedTuple):
     place: KeyPath
     model: str
     name: str
-    at_product: bool = False
-    """True if ``name`` is a product in an entry of ``gpu_models``; False if ``name`` is the name of a model."""
 
     @property
     def pattern(self) -> str:
         return fold(self.name)
 
-    @property
-    def with_vendor(self) -> str:
-        """The product's pattern with the prefix ``nvidia-``, which some components add (`vcuda.discovery.names`)."""
-        pattern = self.pattern
-        return pattern if pattern.startswith(("nvidia-", *WILDCARDS)) else f"nvidia-{pattern}"
-
     def common(self, other: "_Claimed") -> str | None:
-        both = _common(self.pattern, other.pattern)
-        return _common(self.with_vendor, other.with_vendor) if both is None and other.at_product else both
+        """Return a product that both names match; None if there is none."""
+        # A wildcard at the beginning of one pattern may stand for the vendor's name, which folded patterns lack.
+        own, their, vendor = self.pattern, other.pattern, VENDOR.lower()
+        pairs = ((own, their), (vendor + own, their), (own, vendor + their))
+        return next((both for one, another in pairs if (both := _common(one, another)) is not None), None)
 
 
 def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterator[tuple[KeyPath, str]]:
     """Yield a pair of path and message for each product in ``gpu_models`` that could belong to two models."""
     products = [
-        _Claimed((model, "products", at), model, product, at_product=True)
+        _Claimed((model, "products", at), model, product)
         for model, row in rows.items()
         for at, product in enumerate(row.products)
     ]
@@ -195,7 +191,8 @@ def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterato
     names = {**strangers, **{fold(model): model for model in reversed([*rows])}}
     for model in rows:
         if (spelled := strangers.get(fold(model), names[fold(model)])) != model:
-            yield (model,), f"must be written as {spelled}, because two models must not differ only in letter case"
+            why = "two models must not differ only in letter case or in a leading NVIDIA-"
+            yield (model,), f"must be written as {spelled}, because {why}"
     alone = [_Claimed((name,), name, name) for name in names.values()]
     for number, own in enumerate(products):
         for other in (*alone, *products[:number]):
@@ -207,7 +204,7 @@ def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterato
                 )
                 yield own.place, message
                 break
-        if any((each.model, each.pattern) == (own.model, own.pattern) for each in products[:number]):
+        if any((each.model, each.name) == (own.model, own.name) for each in products[:number]):
             yield own.place, "duplicate product; each product must be listed once"
 
 

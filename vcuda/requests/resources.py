@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from vcuda.k8s_types import can_be_name
 from vcuda.quota.model import CORES_PER_CARD, Allowance, Charge
-from vcuda.requests.folding import fold
+from vcuda.requests.folding import VENDOR, fold, spellings
 from vcuda.requests.mig import PROFILE, MigCharges, MigModel, read_profile
 from vcuda.requests.schemes import SCHEMES, Scheme
 from vcuda.requests.share_limits import ShareLimits
@@ -116,13 +116,25 @@ MAX_PRODUCT = 64
 """The maximum length of a product's name. Kubernetes allows 64 characters in an attribute of a DRA device, and 63 in a
 label value."""
 WILDCARDS = frozenset("*?")
+_VENDOR = VENDOR.lower()
 MOST_PRODUCTS = 4096
 """The most products whose GPU model is remembered. Longer products than `MAX_PRODUCT` are not remembered."""
 
 
-def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
-    """Return a function that tests whether a name matches a pattern. The caller must `fold` name and patterns."""
+def matcher(patterns: Iterable[str]) -> Callable[[str], re.Match[str] | None]:
+    """Return a function that tests whether a text matches a pattern, in which ``*`` and ``?`` are wildcards."""
     return re.compile("|".join(map(_regex_of, patterns))).fullmatch
+
+
+def product_matcher(patterns: Iterable[Iterable[str]]) -> Callable[[str], re.Match[str] | None]:
+    """Return a function that tests whether a product matches a pattern. The caller must `fold` product and patterns.
+
+    Each item of ``patterns`` is a group of the match.
+    """
+    groups = "|".join(f"({'|'.join(map(_regex_of, each))})" for each in patterns)
+    # A wildcard may also stand for the vendor's name, which a folded product lacks: `*-L4` matches NVIDIA-L4.
+    matches = re.compile(f"(?:{_VENDOR})?(?:{groups})").fullmatch
+    return lambda product: matches(_VENDOR + product)
 
 
 def _regex_of(pattern: str) -> str:
@@ -157,7 +169,10 @@ name and GPU model. A register may state no memory."""
 
 
 class CardModels(msgspec.Struct, frozen=True, dict=True):
-    """The entries of ``gpu_models`` by GPU model. If a product matches no entry, its name is the model's name."""
+    """The entries of ``gpu_models`` by GPU model. If a product matches no entry, its name is the model's name.
+
+    All spellings of a product (see `fold`) have the same model.
+    """
 
     rows: Mapping[str, ProductRow] = {}
 
@@ -177,9 +192,7 @@ class CardModels(msgspec.Struct, frozen=True, dict=True):
     @functools.cached_property
     def _find(self) -> Callable[[str], re.Match[str] | None]:
         # All products are joined in one pattern for speed, because a pod may select nodes by thousands of label values.
-        rows = ((model, *row.products) for model, row in self.rows.items())
-        patterns = ("|".join(_regex_of(fold(name)) for name in names) for names in rows)
-        return re.compile("|".join(f"({pattern})" for pattern in patterns)).fullmatch
+        return product_matcher(map(fold, (model, *row.products)) for model, row in self.rows.items())
 
     @functools.cached_property
     def _model_of(self) -> Callable[[str], str]:
@@ -196,7 +209,7 @@ class CardModels(msgspec.Struct, frozen=True, dict=True):
 
     def label_values(self, model: str, seen: Iterable[str] = ()) -> tuple[str, ...]:
         """Return a model's values in the node label: its name, those ``seen``, and its products without wildcards."""
-        products = (each.replace(" ", "-") for each in self.rows.get(model, ProductRow()).products)
+        products = itertools.chain.from_iterable(map(spellings, self.rows.get(model, ProductRow()).products))
         known = sorted({*seen, *filter(_NAME.fullmatch, products)})
         return tuple(dict.fromkeys([model, *known]))
 

@@ -12,7 +12,6 @@ import msgspec
 
 from vcuda.k8s_types import EnvVar
 from vcuda.requests import resources
-from vcuda.requests.folding import fold
 
 GPU_RUNTIME_CLASSES = ("nvidia", "nvidia-*", "kata-*nvidia-gpu*")
 """Patterns of the RuntimeClasses and handlers that NVIDIA's GPU operator, container toolkit and kata-deploy create.
@@ -35,7 +34,7 @@ class RuntimeClasses(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def _matches(self) -> Callable[[str], object]:
-        return resources.matcher(map(fold, self.patterns))
+        return resources.matcher(map(str.lower, self.patterns))
 
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
