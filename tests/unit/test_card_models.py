@@ -220,6 +220,35 @@ def test_a_pod_is_pinned_to_the_labels_of_the_nodes_of_its_model_and_to_those_it
         assert read_pin(view(pinned), LABELS, MODELS).model == "A100-shared"
 
 
+LABELLED_BEFORE = Nodes.of({"old": {MODEL: "NVIDIA-Tesla-T4"}}, LABELS, named=MODELS)
+T4_VALUES = ["T4", "NVIDIA-Tesla-T4", "Tesla-T4"]
+
+
+@cases(
+    "selector, left, values",
+    the_models_name=({MODEL: "T4", "a/b": "c"}, {"a/b": "c"}, T4_VALUES),
+    one_of_its_labels=({MODEL: "NVIDIA-Tesla-T4"}, {MODEL: "NVIDIA-Tesla-T4"}, T4_VALUES),
+    a_model_of_no_row=({MODEL: "M40"}, {MODEL: "M40"}, ["M40"]),
+)
+def test_a_node_selector_with_the_name_of_a_model_stands_for_all_labels_of_its_nodes(
+    selector: dict[str, str], left: dict[str, str], values: list[str]
+) -> None:
+    """Kueue writes the label of a ResourceFlavor into the node selector. A node selector allows only one value."""
+    manifest = selecting(nodeSelector=selector)
+    model = MODELS.model_of(selector[MODEL])
+    pinned = jsonpatch.apply_patch(manifest, patch_for(view(manifest), model, (), {}, Hints(), nodes=LABELLED_BEFORE))
+    assert pinned["spec"]["nodeSelector"] == left
+    assert pinned["spec"]["affinity"] == held_to_any(*values)
+    assert patch_for(view(pinned), model, (), {}, Hints(), nodes=LABELLED_BEFORE) == []
+    assert read_pin(view(pinned), LABELS, MODELS).model == model
+
+
+def test_a_model_of_whose_nodes_none_has_its_name_as_label_is_present() -> None:
+    manifest = selecting(nodeSelector={MODEL: "T4"})
+    found = find_candidates(view(manifest), PodRequest(Charge(), ()), QUOTA, LABELLED_BEFORE)
+    assert (found.models, found.present) == (("T4",), {"T4"})
+
+
 @given(st.text("aAb-*? ", max_size=6), st.text("aAb- ", max_size=8))
 @example("*-*-a", "--a")
 def test_a_pattern_has_the_meaning_of_a_shell_pattern(pattern: str, name: str) -> None:

@@ -12,7 +12,7 @@ import bisect
 import functools
 import itertools
 import types
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 
 import msgspec
 
@@ -111,18 +111,21 @@ matches the term if the node meets all requirements of the term."""
 
 
 class NodeSelection(msgspec.Struct, frozen=True, gc=False):
-    """The nodes on which a pod may run. They have all labels of ``selector``, and match at least one term."""
+    """The nodes on which a pod may run. They meet the nodeSelector ``selector``, and match at least one term."""
 
-    selector: Mapping[str, str]
+    selector: Mapping[str, Collection[str]]
+    """By the key of a node label: the values that the nodeSelector allows."""
     terms: tuple[Term, ...]
 
     @classmethod
-    def of(cls, spec: PodSpec) -> "NodeSelection":
+    def of(cls, spec: PodSpec, values_of: Callable[[str, str], Collection[str]] | None = None) -> "NodeSelection":
         """Return the selection of nodes by a pod's nodeSelector, nodeName and required node affinity.
 
         If the pod has a required node affinity, but all of its terms are empty, the selection allows no node.
+        ``values_of``: returns the label values for which a key and value of the nodeSelector stand.
         """
-        selector = spec.node_selector or {}
+        written = spec.node_selector or {}
+        selector = {key: values_of(key, value) if values_of else (value,) for key, value in written.items()}
         required = required_terms(spec)
         held = (NodeSelectorTerm(),) if required is None else (each for each in required if not matches_nothing(each))
         return cls(selector, tuple(_read_term(each, selector, spec.node_name) for each in held))
@@ -133,7 +136,7 @@ class NodeSelection(msgspec.Struct, frozen=True, gc=False):
         return _selected(self.selector[key]) if values is None and key in self.selector else values
 
 
-def _read_term(term: NodeSelectorTerm, selector: Mapping[str, str], node_name: str) -> Term:
+def _read_term(term: NodeSelectorTerm, selector: Mapping[str, Collection[str]], node_name: str) -> Term:
     labels: dict[str, Values] = {}
     for line in term.match_expressions or ():
         values = labels.get(line.key)
@@ -141,7 +144,7 @@ def _read_term(term: NodeSelectorTerm, selector: Mapping[str, str], node_name: s
             values = labels[line.key] = _selected(selector.get(line.key))
         values.require(line.operator, line.values or ())
     if node_name or term.match_fields:
-        name = labels[NAME] = _selected(node_name or None)
+        name = labels[NAME] = _selected((node_name,) if node_name else None)
         name.absent = False
     for line in term.match_fields or ():
         # In ``matchFields``, Kubernetes supports only the name of a node. A term with another field matches no node.
@@ -149,10 +152,10 @@ def _read_term(term: NodeSelectorTerm, selector: Mapping[str, str], node_name: s
     return labels
 
 
-def _selected(value: str | None) -> Values:
+def _selected(listed: Collection[str] | None) -> Values:
     values = Values()
-    if value is not None:
-        values.require("In", (value,))
+    if listed is not None:
+        values.require("In", listed)
     return values
 
 
@@ -228,10 +231,10 @@ class NodeIndex:
             nodes ^= lowest
         return found
 
-    def selected(self, selector: Mapping[str, str]) -> int:
+    def selected(self, selector: Mapping[str, Collection[str]]) -> int:
         found = self._all
-        for key, value in selector.items():
-            found &= self.having(key, (value,))
+        for key, values in selector.items():
+            found &= self.having(key, values)
         return found
 
     def matching(self, term: Term, among: int) -> int:
@@ -280,7 +283,7 @@ def limited_values(spec: PodSpec, key: str) -> frozenset[str] | None:
     for term in required:
         if matches_nothing(term):
             continue
-        values = _selected(selected)
+        values = _selected(None if selected is None else (selected,))
         for line in term.match_expressions or ():
             if line.key == key:
                 values.require(line.operator, line.values or ())

@@ -112,6 +112,14 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         """Return the known values of the model label for this model, from existing nodes and from ``gpu_models``."""
         return self._label_values.get(model) or (model,)
 
+    def stands_for_model(self, key: str, value: str) -> bool:
+        """Return whether a line of a nodeSelector has the name of a model whose nodes may have other label values."""
+        return key == self.keys.model and value in self.named.rows
+
+    def selected_values(self, key: str, value: str) -> tuple[str, ...]:
+        """Return the label values for which a key and value of a nodeSelector stand."""
+        return self.label_values(value) if self.stands_for_model(key, value) else (value,)
+
     @functools.cached_property
     def _label_values(self) -> Mapping[str, tuple[str, ...]]:
         named, seen = self.named, self.seen

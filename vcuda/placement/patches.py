@@ -76,16 +76,19 @@ def patch_for(
 ) -> list[Operation]:
     """Return the JSON Patch operations that limit a pod to ``model`` and ``pools``, and set the annotations ``types``,
     which choose card types. If ``pools`` is empty, every pool is allowed."""
-    selected = (pod.spec.node_selector or {}).get(hints.labels.model)
-    values = dict.fromkeys(nodes.label_values(model))
+    key, values = hints.labels.model, dict.fromkeys(nodes.label_values(model))
+    selected = (pod.spec.node_selector or {}).get(key)
     if selected is not None and nodes.named.model_of(selected) == model:
         values[selected] = None
+    # A nodeSelector allows only one value of a label, but the nodes of a model may have several. The affinity lists all.
+    widened = selected is not None and nodes.stands_for_model(key, selected)
+    remove = [{"op": "remove", "path": f"/spec/nodeSelector/{escape(key)}"}] if widened else []
     required = [_NewRequirement(hints.labels.model, values, lambda value: nodes.named.model_of(value) == model)]
     if pools:
         required.append(_NewRequirement(hints.labels.pool, pools))
     if hints.avoided:
         required.append(_NewRequirement(HOSTNAME, hints.avoided, operator="NotIn"))
-    return [*_schedule(pod, required, hints, check), *_annotate(pod, {**types, MODEL_ANNOTATION: model})]
+    return [*remove, *_schedule(pod, required, hints, check), *_annotate(pod, {**types, MODEL_ANNOTATION: model})]
 
 
 def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:

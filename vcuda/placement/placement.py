@@ -80,7 +80,7 @@ def find_candidates(
     ordered, rule = ordered_models(pod.annotations, quota)
     for model in quota.limits.keys() - set(ordered):
         unwanted[model] = f"{model} is excluded by annotation {MODELS_ANNOTATION}"
-    selection = NodeSelection.of(pod.spec)
+    selection = NodeSelection.of(pod.spec, nodes.selected_values)
     check()
     having = {model: nodes.having(model) for model in quota.limits}
     serving = {model: serve(pod, request, every, nodes, placing).nodes for model, every in having.items()}
