@@ -44,9 +44,14 @@ def node(
     return {"metadata": metadata, "status": {"allocatable": found["allocatable"]}}
 
 
-def hami(*types: str, handshake: str = REPORTED, offered: str | None = "10", memory: int = 40960) -> Manifest:
-    """Return the node fields that HAMi's device plugin writes for cards of these types."""
-    cards = [{"id": f"GPU-{i}", "count": 10, "devmem": memory, "type": kind} for i, kind in enumerate(types)]
+def hami(
+    *types: str, handshake: str = REPORTED, offered: str | None = "10", memory: int = 40960, count: int = 10
+) -> Manifest:
+    """Return the node fields that HAMi's device plugin writes for cards of these types.
+
+    ``offered``: the allocatable amount of nvidia.com/gpu. ``count``: the devices into which HAMi divides each card.
+    """
+    cards = [{"id": f"GPU-{i}", "count": count, "devmem": memory, "type": kind} for i, kind in enumerate(types)]
     return _registered(HAMI, json.dumps(cards), offered, {"hami.io/node-handshake": handshake} if handshake else {})
 
 

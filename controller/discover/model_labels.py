@@ -29,6 +29,9 @@ from vcuda.requests.resources import GpuResources
 LOOK_SECONDS = 5.0  # Minimum seconds between two checks of one node, because the labels of a node may change often.
 UNCHANGED_SECONDS = 300.0
 """A newly reported GPU model replaces a node's label only if it is reported for this many seconds without a break."""
+SETTLING_SECONDS = 60.0
+"""Seconds for which a node without a model label waits for a better source than the label of its cloud. The programs
+that name the model of a new node start one after the other."""
 REWRITE_SECONDS = 60.0  # Minimum seconds between two writes of one node's label, if somebody removes the label again.
 HELD_SECONDS = 60.0
 """Seconds until the next check of a node whose model label must stay, for example because pods use its GPUs."""
@@ -135,6 +138,8 @@ class ModelLabels:
         found = find_model(node.labels, label, node.registers, node.facts, published=published, known=known)
         delay, held = self._label(node, found)
         doubts = {**found.doubts, **({Doubt.HELD: held} if held else {})}
+        if delay is not None and found.label is None:
+            doubts.pop(Doubt.NO_MODEL, None)  # a source may still appear
         self._states[name] = NodeState(found.source if found.label else "", frozenset(doubts))
         renewal = self._reports.report(node, doubts) if self._reports else None
         return min((each for each in (delay, renewal) if each is not None), default=None)
@@ -156,20 +161,24 @@ class ModelLabels:
         """Write a node's model label if needed. Return the seconds to the next check, and why the label must stay."""
         name, record = node.metadata.name, found.wanted
         if found.differs(self._resources().models):
-            if (left := self._seconds_left(name, found)) > 0:
+            if (left := self._seconds_left(name, found, UNCHANGED_SECONDS)) > 0:
                 return left, ""
             if held := found.why_held(in_use=name in self._nodes_in_use()):
                 return HELD_SECONDS, held
+        elif found.may_improve():
+            if (left := self._seconds_left(name, found, SETTLING_SECONDS)) > 0:
+                return left, ""
         else:
             self._since.pop(name, None)
             record = found.wanted if found.is_missing() else found.confirmed
         return self._write(node, record) if record and self._writes else None, ""
 
-    def _seconds_left(self, name: str, found: Found) -> float:
+    def _seconds_left(self, name: str, found: Found, seconds: float) -> float:
+        """Return the seconds until the same model, or none, has been reported for ``seconds`` without a break."""
         model = found.wanted.model if found.wanted else ""
-        if self._since.get(name, ("", 0.0))[0] != model:
+        if name not in self._since or self._since[name][0] != model:
             self._since[name] = model, self._clock()
-        return self._since[name][1] + UNCHANGED_SECONDS - self._clock()
+        return self._since[name][1] + seconds - self._clock()
 
     def _nodes_in_use(self) -> Collection[str]:
         now = self._clock()

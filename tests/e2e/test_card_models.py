@@ -29,7 +29,10 @@ from tests.e2e.ledgers import await_committed
 from tests.processes import eventually
 
 SHARED = "NVIDIA-A100-SXM4-40GB-SHARED"
-ROWS = "{A100-shared: {products: [NVIDIA-A100-*-SHARED], cards: %s}, A100: [NVIDIA-A100-*GB], H100: [NVIDIA-H100-*]}"
+ROWS = (
+    "{A100-shared: {products: [NVIDIA-A100-*-SHARED], cards: %s}, A100: [NVIDIA-A100-*GB], H100: [NVIDIA-H100-*], "
+    "V100: [Tesla-V100-SXM2-16GB]}"
+)
 GPU = "nvidia.com/gpu"
 
 
@@ -78,6 +81,25 @@ def test_a_shared_card_admits_as_many_pods_as_it_is_split_into(
         worth(own, "0.5").quota.limit()
         await_committed(own, team, **{"A100-shared": 200})
         assert "requested: 0.5 cards, used: 2" in cluster.try_create(asking(team, "train-4")).message
+
+
+def test_the_nodes_of_a_model_are_all_used_whatever_spelling_of_its_product_is_their_label(
+    cluster: Cluster, own: Installation, create_node: Callable[..., str]
+) -> None:
+    """Two nodes were labelled before `gpu_models` had a row for the model. One team chooses the model by its name."""
+    for label in ("NVIDIA-Tesla-V100-SXM2-16GB", "Tesla-V100-SXM2-16GB", "V100"):
+        create_node(label.lower(), labels={MODEL: label}, capacity={GPU: "1"})
+    with limited_team(own, {"quota": {"V100": 3}}) as team:
+        cluster.create(asking(team, "train-0"))
+        for number in (1, 2):
+            # Kueue writes the label of a ResourceFlavor into the node selector of a Job's pods.
+            flavored = asking(team, f"train-{number}")
+            flavored["spec"]["nodeSelector"] = {MODEL: "V100"}
+            cluster.create(flavored)
+        bound = [cluster.await_bound(team, f"train-{number}")["spec"]["nodeName"] for number in range(3)]
+        assert sorted(bound) == ["nvidia-tesla-v100-sxm2-16gb", "tesla-v100-sxm2-16gb", "v100"]
+        assert cluster.try_create(asking(team, "train-3")).is_over_quota
+        await_committed(own, team, V100=300)
 
 
 def test_a_resource_that_a_device_class_also_uses_is_charged_as_a_whole_card(

@@ -35,11 +35,14 @@ SHARE = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
 MIG = {"nvidia.com/mig-1g.10gb": "1"}
 IGNORED = {"hami.io/webhook": "ignore"}
 
-NODES = {"h1": "A100", "p1": "T4", "h2": "H100", "p2": "H100", "left": "L40S"}
-"""The model of each node. HAMi runs on h1 and h2, and NVIDIA's device plugin on the others.
+NODES = {"h1": "A100", "p1": "T4", "h2": "H100", "p2": "H100", "left": "L40S", "marked": "V100"}
+"""The model of each node. HAMi runs on h1, h2 and marked, and NVIDIA's device plugin on the others.
 
-So there are H100 nodes of both kinds. HAMi once ran on the node ``left``, which still has HAMi's annotations.
+So there are H100 nodes of both kinds. HAMi once ran on the node ``left``, which still has HAMi's annotations. HAMi's
+scheduler has marked the nodes ``left`` and ``marked`` as not answering. On ``marked``, HAMi's plugin still runs.
 """
+OFFERED = {"left": "1", "marked": "10"}
+"""The number of nvidia.com/gpu that a node offers, if it is not 8."""
 
 pytestmark = pytest.mark.usefixtures("scheduler")
 
@@ -71,9 +74,9 @@ def mixed(
 ) -> Iterator[Installation]:
     labels = {name: {MODEL: model, POOL: "mixed-cluster"} for name, model in NODES.items()}
     for name, own in labels.items():
-        cluster.create_node(name, own, {"nvidia.com/gpu": "8", "nvidia.com/mig-1g.10gb": "7"})
+        cluster.create_node(name, own, {"nvidia.com/gpu": OFFERED.get(name, "8"), "nvidia.com/mig-1g.10gb": "7"})
         if not name.startswith("p"):
-            handshake = {HANDSHAKE: "Deleted_2026.11.24 10:00:00"} if name == "left" else {}
+            handshake = {HANDSHAKE: "Deleted_2026.11.24 10:00:00"} if name in OFFERED else {}
             registers = {"metadata": {"annotations": {REGISTER: json.dumps([CARD]), **handshake}}}
             cluster.rest.merge_patch(f"/api/v1/nodes/{name}", registers)
     flags = ("--scheme-schedulers", f"hami={NAME}")
@@ -89,7 +92,7 @@ def mixed(
 
 @pytest.fixture
 def team(mixed: Installation) -> Iterator[str]:
-    limits = {"T4": 4, "A100": 4, "H100": 4, "L40S": 4}
+    limits = {"T4": 4, "A100": 4, "H100": 4, "L40S": 4, "V100": 4}
     with mixed.team({"pool": ["mixed-cluster"], "quota": limits}) as namespace:
         yield namespace
 
@@ -117,6 +120,15 @@ def test_each_pod_is_bound_to_a_node_that_its_scheduler_serves(
     cluster.create(manifest)
     spec = cluster.await_bound(team)["spec"]
     assert (spec["nodeName"], spec["schedulerName"]) == (node, scheduler)
+
+
+def test_a_node_whose_plugin_hami_has_marked_stays_hamis_while_the_plugin_offers_its_devices(
+    cluster: Cluster, team: str
+) -> None:
+    """The default scheduler would bind the pod to the node, where HAMi's plugin fails without HAMi's allocation."""
+    manifest = gpu_pod("train", team, WHOLE)
+    manifest["spec"]["nodeSelector"] = {MODEL: "V100"}
+    assert cluster.create(manifest)["spec"]["schedulerName"] == NAME
 
 
 def test_a_share_that_no_allowed_model_can_serve_is_rejected_and_not_left_pending(

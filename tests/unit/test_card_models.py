@@ -246,7 +246,8 @@ def test_a_node_selector_with_the_name_of_a_model_stands_for_all_labels_of_its_n
 def test_a_model_of_whose_nodes_none_has_its_name_as_label_is_present() -> None:
     manifest = selecting(nodeSelector={MODEL: "T4"})
     found = find_candidates(view(manifest), PodRequest(Charge(), ()), QUOTA, LABELLED_BEFORE)
-    assert (found.models, found.present) == (("T4",), {"T4"})
+    assert found.models == ("T4",)
+    assert found.present == {"T4"}
 
 
 @given(st.text("aAb-*? ", max_size=6), st.text("aAb- ", max_size=8))
@@ -311,8 +312,14 @@ NARROW = "Make the pattern more specific, for example NVIDIA-A100-*GB"
         ("A100: {products: [é]}", f'.A100.products[0]: {EXAMPLE}; got "é"'),
         ('A100: [""]', f'.A100[0]: {EXAMPLE}; got ""'),
         ("A100: ['A[12]']", '.A100[0]: must not contain [; got "A[12]"'),
-        ("A100: ['*-?']", f'.A100[0]: must have a letter or digit after {VENDOR}, so as not to match every product; got "*-?"'),
-        ("A100: ['NVIDIA*']", f'.A100[0]: must have a letter or digit after {VENDOR}, so as not to match every product'),
+        (
+            "A100: ['*-?']",
+            f'.A100[0]: must have a letter or digit after {VENDOR}, so as not to match every product; got "*-?"',
+        ),
+        (
+            "A100: ['NVIDIA*']",
+            f".A100[0]: must have a letter or digit after {VENDOR}, so as not to match every product",
+        ),
         (f"A100: [{', '.join('abc' * 11)}]", ".A100: must not have more than 32 products; got 33"),
         ("A100: {cards: 0.125}", ".A100.cards: must have at most two decimals, for example 0.13; got 0.125"),
         ("A100: {cards: 0}", f".A100.cards: {PART}; got 0"),

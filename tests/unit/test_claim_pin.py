@@ -73,7 +73,8 @@ def test_a_pin_has_the_model_its_patterns_and_the_known_products() -> None:
             {
                 "cel": {
                     "expression": f'"productName" in device.attributes["{NVIDIA}"]'
-                    f' && device.attributes["{NVIDIA}"].productName.matches("(?i)^(?:nvidia[ -])*(?:m40|tesla[ -]m40[ -]24gb)$")'
+                    f' && device.attributes["{NVIDIA}"].productName.matches('
+                    '"(?i)^(?:nvidia[ -])*(?:m40|tesla[ -]m40[ -]24gb)$")'
                 }
             }
         ],

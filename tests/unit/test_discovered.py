@@ -30,6 +30,7 @@ from vcuda.discovery.discovered import Doubt, Found, Record
 from vcuda.discovery.sources import DISCOVERED, MAX_RECORD, SOURCES, outdated_registers, read_facts
 from vcuda.k8s_types import Node
 from vcuda.placement.registers import read_registers
+from vcuda.quota.model import Charge
 from vcuda.requests.resources import BUILT_IN, NO_ROWS
 from vcuda.requests.schemes import HAMI, SCHEMES
 
@@ -69,19 +70,95 @@ def test_the_strongest_live_source_determines_the_model(
     assert wanted(found_on(manifest, slices)) == expected
 
 
-@cases(
-    "plugin, left_over",
-    another_plugin_offers_the_resource=(hami(A100, handshake=DELETED), {"hami"}),
-    nothing_offers_it=(hami(A100, handshake=DELETED, offered="0"), set()),
-    the_plugin_answers=(hami(A100), set()),
-    no_register=({"allocatable": {"nvidia.com/gpu": "8"}, "annotations": {HAMI.handshake: DELETED}}, set()),
+HANDSHAKE, REGISTER = str(HAMI.handshake), str(HAMI.register)
+REMOVE = f"If HAMi does not run on the node, remove annotation {REGISTER}"
+SILENT = (
+    f"annotation {HANDSHAKE} says that the device plugin of HAMi does not answer, but the node offers %s "
+    f"nvidia.com/gpu. {REMOVE}, otherwise {HANDSHAKE}"
 )
-def test_a_register_is_outdated_if_hami_was_removed_and_another_plugin_serves(
-    plugin: dict[str, Any], left_over: set[str]
+LISTED = f"the register of HAMi lists 2 cards of 20 nvidia.com/gpu, but the node offers 2. {REMOVE}"
+
+
+@cases(
+    "plugin, left_over, told",
+    another_plugin_offers_each_card_once=(hami(A100, A100, handshake=DELETED, offered="2"), {"hami"}, None),
+    hamis_plugin_offers_its_devices=(hami(A100, A100, handshake=DELETED, offered="20"), set(), SILENT % 20),
+    fewer_devices_are_healthy=(hami(A100, A100, handshake=DELETED, offered="10"), set(), SILENT % 10),
+    hami_does_not_divide_the_cards=(hami(A100, handshake=DELETED, offered="1", count=1), set(), SILENT % 1),
+    nothing_offers_the_resource=(hami(A100, handshake=DELETED, offered="0"), set(), None),
+    the_plugin_answers=(hami(A100, A100, offered="20"), set(), None),
+    the_plugin_answers_and_another_has_its_resource=(hami(A100, A100, offered="2"), set(), LISTED),
+    no_register=({"allocatable": {"nvidia.com/gpu": "8"}, "annotations": {HANDSHAKE: DELETED}}, set(), None),
+)
+def test_a_register_is_left_over_only_if_another_plugin_offers_each_of_its_cards_once(
+    plugin: dict[str, Any], left_over: set[str], told: str | None
 ) -> None:
-    seen = msgspec.convert(node(plugin), Node)
+    """A node stays HAMi's while its own plugin offers the cards, even if HAMi's scheduler calls the plugin dead."""
+    manifest = node(plugin, labelled("A100"))
+    seen = msgspec.convert(manifest, Node)
     registers = read_registers(seen.annotations, lambda *_: None)
     assert outdated_registers(BUILT_IN, read_facts(seen, BUILT_IN, registers), registers) == left_over
+    found = found_on(manifest).doubts.get(Doubt.CONTRADICTED)
+    assert found == (told and f"{told}; the quota uses model A100")
+
+
+@cases(
+    "labels, model",
+    gke=({"cloud.google.com/gke-accelerator": "nvidia-tesla-t4"}, "T4"),
+    gke_of_today=({"cloud.google.com/gke-accelerator": "nvidia-h100-mega-80gb"}, "H100"),
+    eks_auto_mode=({"eks.amazonaws.com/instance-gpu-name": "t4"}, "T4"),
+    karpenter_on_aws=({"karpenter.k8s.aws/instance-gpu-name": "a10g"}, "NVIDIA-A10G"),
+    karpenter_on_azure=({"karpenter.azure.com/sku-gpu-name": "A100"}, "A100"),
+    the_vendor_is_named=(
+        {"karpenter.k8s.aws/instance-gpu-name": "h100", "karpenter.k8s.aws/instance-gpu-manufacturer": "nvidia"},
+        "H100",
+    ),
+    another_vendor=(
+        {
+            "karpenter.k8s.aws/instance-gpu-name": "radeon-pro-v520",
+            "karpenter.k8s.aws/instance-gpu-manufacturer": "amd",
+        },
+        None,
+    ),
+    nothing=({"cloud.google.com/gke-accelerator": ""}, None),
+)
+def test_the_label_of_a_cloud_names_the_model_if_no_other_source_does(
+    labels: dict[str, str], model: str | None
+) -> None:
+    known = known_by("{A100: [NVIDIA-A100-*GB], T4: [Tesla-T4], H100: [NVIDIA-H100-*]}")
+    assert wanted(found_on(node(labels=labels), known=known)) == (model and (model, "cloud-label"))
+    for other in (hami("NVIDIA B200"), features("NVIDIA-B200"), labelled("B200"), labelled("B200", by="hami")):
+        found = found_on(node(other, labels=labels), known=known)
+        assert (found.wanted and found.wanted.source) != "cloud-label"
+        assert found.doubts == {}
+
+
+def test_a_label_by_the_cloud_is_confirmed_by_a_better_source() -> None:
+    manifest = node(labelled("T4", by="cloud-label"), labels={"eks.amazonaws.com/instance-gpu-name": "t4"})
+    assert found_on(manifest, known=ROWS).confirmed is None
+    manifest["metadata"]["labels"]["nvidia.com/gpu.product"] = "Tesla-T4"
+    found = found_on(manifest, known=ROWS)
+    assert (found.doubts, found.confirmed) == ({}, Record("T4", "gpu-feature-discovery"))
+
+
+NO_MODEL = f"but no source names its GPU model. Set label {MODEL} of the node to its GPU model"
+
+
+@cases(
+    "manifest, told",
+    cards=(node({"allocatable": {"nvidia.com/gpu": "8"}}), f"the node offers nvidia.com/gpu, {NO_MODEL}"),
+    mig_slices_and_a_unit=(
+        node({"allocatable": {"nvidia.com/mig-1g.5gb": "7", "amd.com/gpu": "8"}}),
+        f"the node offers amd.com/gpu, nvidia.com/mig-1g.5gb, {NO_MODEL}",
+    ),
+    no_gpu=(node({"allocatable": {"cpu": "8", "nvidia.com/gpu": "0"}}), None),
+    a_source=(node(features("Tesla-T4")), None),
+    a_label=(node({"allocatable": {"nvidia.com/gpu": "8"}}, labelled("A100")), None),
+    a_label_without_a_model=(node({"allocatable": {"nvidia.com/gpu": "8"}}, labelled("")), None),
+)
+def test_a_node_that_offers_a_gpu_and_has_no_model_is_reported(manifest: Manifest, told: str | None) -> None:
+    known = msgspec.structs.replace(BUILT_IN, own_units={"amd.com/gpu": Charge(100)})
+    assert found_on(manifest, known=known).doubts == ({Doubt.NO_MODEL: told} if told else {})
 
 
 def test_a_renamed_resource_of_a_plugin_shows_that_it_is_alive() -> None:
@@ -182,7 +259,7 @@ INVALID_MIG = (
 @cases(
     "manifest, doubt, message",
     disagreeing=(
-        node(hami(A100), features("Tesla-T4")),
+        node(features("Tesla-T4"), hami(A100)),
         Doubt.DISAGREE,
         f"{DISAGREE}: the register of hami reports A100, GPU feature discovery reports T4; the quota uses model A100",
     ),
@@ -225,9 +302,9 @@ def test_slices_without_a_product_are_reported() -> None:
 
 @cases(
     "manifest",
-    the_same=node(hami(A100), features(A100_PRODUCT)),
-    a_share_of_the_same=node(hami(A100), features(f"{A100_PRODUCT}-SHARED")),
-    a_slice_of_the_same=node(hami(A100), features(MIG_PRODUCT)),
+    the_same=node(features(A100_PRODUCT), hami(A100)),
+    a_share_of_the_same=node(features(f"{A100_PRODUCT}-SHARED"), hami(A100)),
+    a_slice_of_the_same=node(features(MIG_PRODUCT), hami(A100)),
     one_of_several=node(hami(A100, A100, "NVIDIA A100-PCIE-80GB"), features("NVIDIA-A100-PCIE-80GB")),
     the_operator_s_model=node(hami(A100), labelled("A100")),
     words_of_the_name=node(hami("NVIDIA GeForce RTX 3090"), labelled("RTX3090")),

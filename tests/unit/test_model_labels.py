@@ -14,6 +14,7 @@ from controller.discover.model_labels import (
     PERIOD_SECONDS,
     REST_SECONDS,
     REWRITE_SECONDS,
+    SETTLING_SECONDS,
     UNCHANGED_SECONDS,
     ModelLabels,
 )
@@ -181,6 +182,42 @@ def test_a_label_of_gpu_feature_discovery_is_not_changed(api: ApiDouble) -> None
     labeller = Labeller(api, keys=NodeLabels(PRODUCT))
     labeller.store(node(hami(A100)))
     assert {*api.calls} == {"LIST"}
+
+
+# Tests of nodes whose model only a cloud names, or nobody
+
+CLOUD = {"labels": {"eks.amazonaws.com/instance-gpu-name": "t4"}, "allocatable": {"nvidia.com/gpu": "4"}}
+UNKNOWN = {"allocatable": {"nvidia.com/gpu": "4"}}
+
+
+def test_the_label_of_a_cloud_is_used_if_no_other_source_appears_within_a_minute(labeller: Labeller) -> None:
+    labeller.store(node(CLOUD))
+    labeller.look(SETTLING_SECONDS - 1)
+    assert labeller.label is None
+    labeller.look()
+    assert labeller.metadata["labels"][MODEL] == "NVIDIA-T4"
+    assert labeller.metadata["annotations"][DISCOVERED] == "NVIDIA-T4 from cloud-label"
+    labeller.look()
+    assert labeller.duty.counts() == ({"cloud-label": 1}, {})
+
+
+def test_a_source_that_appears_within_a_minute_has_precedence_over_the_cloud(labeller: Labeller) -> None:
+    labeller.store(node(CLOUD))
+    labeller.change(node(CLOUD, features("Tesla-T4")))
+    assert (labeller.label, labeller.events()) == (T4_PRODUCT, [])
+
+
+def test_a_node_that_offers_a_gpu_and_has_no_model_is_reported_after_a_minute(labeller: Labeller) -> None:
+    """The programs that name the model of a new node may start after the device plugin."""
+    labeller.store(node(UNKNOWN))
+    labeller.look(SETTLING_SECONDS - 1)
+    assert (labeller.doubts(), labeller.events()) == ({}, [])
+    labeller.look()
+    [event] = labeller.events()
+    assert event.startswith("the node offers nvidia.com/gpu, but no source names its GPU model. Set label ")
+    assert labeller.doubts() == {Doubt.NO_MODEL: 1}
+    labeller.change(node(UNKNOWN, labelled("T4")))
+    assert labeller.doubts() == {}
 
 
 # Tests of nodes whose sources (for example the register of HAMi) report another GPU model than before

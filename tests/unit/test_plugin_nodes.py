@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from examples import claims
-from examples.discovery import A100, A100_PRODUCT, T4, T4_PRODUCT, features, hami, labelled, node, vgpu_manager
+from examples.discovery import A100, A100_PRODUCT, DELETED, T4, T4_PRODUCT, features, hami, labelled, node, vgpu_manager
 from tests.api_double import lost_request, rejected
 from tests.builders import MODEL, Manifest, container, pod, vcuda_pod
 from tests.gpuquota import Cluster, run
@@ -55,6 +55,25 @@ def test_the_nodes_of_a_mixed_cluster_are_shown_as_a_table(cluster: Cluster) -> 
         ["p1", T4_PRODUCT, "4", "15360", "gpu-feature-discovery", "nvidia.com/gpu", "4"],
         ["v1", "none", "1", "16384", "vgpu-manager", "vgpu-manager", "1"],
     ]
+
+
+def test_the_cards_of_a_register_are_shown_once(cluster: Cluster) -> None:
+    """HAMi's and NVIDIA's plugins both offer nvidia.com/gpu: HAMi several a card, and NVIDIA one."""
+    store_nodes(
+        cluster,
+        node(hami(A100, A100, handshake=DELETED, offered="20"), labelled("A100"), name="h1"),
+        node(hami(A100, A100, handshake=DELETED, offered="2"), labelled("A100"), name="p1"),
+        node({"allocatable": {"nvidia.com/mig-1g.10gb": "7"}}, name="x1"),
+    )
+    assert [row[:6] for row in table()[1:]] == [
+        ["h1", "A100,", A100_PRODUCT, "2", "40960", "label"],
+        ["p1", "A100", "2", "?", "label", "nvidia.com/gpu"],
+        ["x1", "none", "?", "?", "none", "?"],
+    ]
+    assert rows()["h1"]["scheme"] == "hami"
+    contradiction, unnamed = run("nodes").stderr.splitlines()
+    assert "does not answer, but the node offers 20 nvidia.com/gpu" in contradiction
+    assert "x1: the node offers nvidia.com/mig-1g.10gb, but no source names its GPU model" in unnamed
 
 
 def test_rows_of_the_quota_set_the_models_and_the_value_of_a_device(cluster: Cluster) -> None:

@@ -69,9 +69,9 @@ TOLD = {
         "a node",
         "With `--discover`: the GPU model of the node is not certain. Either the sources of the model"
         " disagree, or the node has cards of several models, or a source cannot be read, or the"
-        " controller found another model than the label has. The message names the model that is"
-        " used. At most one Event is written for each problem in five minutes. The Event is repeated"
-        " every hour while the problem lasts.",
+        " controller found another model than the label has, or the node offers a GPU and no source"
+        " names its model. The message names the model that is used. At most one Event is written"
+        " for each problem in five minutes. The Event is repeated every hour while the problem lasts.",
         "See [the messages](#the-event-gpumodelindoubt).",
     ),
     Posted("MalformedQuota", "Warning"): Told(

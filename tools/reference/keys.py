@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tools.reference.markdown import code, listed, table
 from tools.reference.sources import ROOT, strings
+from vcuda.discovery.sources import CLOUD_LABELS
 from vcuda.requests.schemes import SCHEMES, Scheme
 
 _KEY = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+/[A-Za-z0-9._-]*")
@@ -139,6 +140,22 @@ OURS = {
             "label of a node",
             "set by GPU feature discovery, read by the controller and `kubectl gpuquota nodes`",
             "The product of the node's cards, and the MiB of one card.",
+        ),
+    ),
+    **dict.fromkeys(
+        CLOUD_LABELS,
+        Told(
+            "label of a node",
+            "set by the cloud or Karpenter, read by the controller and `kubectl gpuquota nodes`",
+            "The product of the node's cards. It counts only if no other source names the product.",
+        ),
+    ),
+    **dict.fromkeys(
+        filter(None, CLOUD_LABELS.values()),
+        Told(
+            "label of a node",
+            "set by the cloud or Karpenter, read by the controller and `kubectl gpuquota nodes`",
+            "The vendor of the node's cards. Only the products of `nvidia` are read.",
         ),
     ),
     "gaia.tencent.com/gpu-pool": Told(

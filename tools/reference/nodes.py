@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from examples import claims
-from examples.discovery import A100, A100_PRODUCT, NAME, T4, features, found_on, hami, labelled, node
+from examples.discovery import A100, A100_PRODUCT, DELETED, NAME, T4, features, found_on, hami, labelled, node
 from tools.reference.told import Chapter, Told
 from vcuda.discovery.names import model_warnings
 
@@ -31,7 +31,7 @@ def _doubts() -> Iterator[Told]:
     register = {"annotations": {"hami.io/node-nvidia-register": "[{"}}
     own = "Correct the source of the wrong model, or set the model label yourself, which then overrides all sources."
     for manifest, slices, todo in (
-        (node(hami(A100), features("Tesla-T4"), labelled("L40S")), [], own),
+        (node(features("Tesla-T4"), hami(A100), labelled("L40S")), [], own),
         (node(labelled("T4")), [card], own),
         (
             node(hami(A100, A100, T4)),
@@ -45,6 +45,21 @@ def _doubts() -> Iterator[Told]:
             "See the log of the vendor's device plugin, which writes the list of the node's cards (the register).",
         ),
         (node(), [nameless], "See the log of the DRA driver, or set the model label yourself."),
+        (
+            node(hami(A100, handshake=DELETED), labelled("A100")),
+            [],
+            "The node counts as a node of HAMi. If HAMi runs there, its scheduler has kept the mark after a restart.",
+        ),
+        (
+            node(hami(A100, A100, offered="2"), labelled("A100")),
+            [],
+            "The node counts as a node of HAMi, but another device plugin serves it. Run only one of the two plugins.",
+        ),
+        (
+            node({"allocatable": {"nvidia.com/gpu": "8"}}),
+            [],
+            "No pod with a GPU limit gets this node. Label the node, or install GPU feature discovery.",
+        ),
     ):
         for message in found_on(manifest, slices).doubts.values():
             yield Told(message, todo)
@@ -53,6 +68,9 @@ def _doubts() -> Iterator[Told]:
         held.why_held(in_use=True),
         "If the cards of the node were replaced by cards of the other model, drain the node.",
     )
+    cloud = {"labels": {"karpenter.k8s.aws/instance-gpu-name": "l4"}}
+    moved = found_on(node(cloud, labelled("A100", by="cloud-label")))
+    yield Told(moved.why_held(in_use=True), "If the label of the cloud is right, drain the node.")
     lost = found_on(node(features("Tesla-T4"), labelled("A100", by="hami")))
     yield Told(lost.why_held(in_use=False), "If the source of the model stays away, remove the label from the node.")
 

@@ -120,7 +120,7 @@ _FURTHER = (
     (MODELS, "{A100: {products: NVIDIA-A100, card: 1, x: 1}}"),
     (MODELS, "{A100: [1, 'NVIDIA-[AH]100', '*']}"),
     (MODELS, "{A100: {cards: 0}, H100: {cards: 1.5}, T4: {cards: 0.125}}"),
-    (MODELS, "{A100: [NVIDIA-A100-*, nvidia-a100-*], A100-shared: {products: [NVIDIA-A100-*-SHARED], cards: 0.25}}"),
+    (MODELS, "{A100: [NVIDIA-A100-*, NVIDIA-A100-*], Shared: {products: [NVIDIA-A100-*-SHARED], cards: 0.25}}"),
     (MODELS, "{A100: {mig: {slices: 9, memory: 8}}}"),
     (MODELS, "{A100: [A*], A10: [], a100: []}"),
     (MODELS, json.dumps({"A100": [f"A100-{number}" for number in range(33)]})),

@@ -22,6 +22,7 @@ _DISPLAY = {
     sources.OPERATOR: "the label",
     sources.SLICES: "the DRA driver",
     sources.FEATURES: "GPU feature discovery",
+    sources.CLOUD: "the cloud's label",
 }
 
 
@@ -32,7 +33,10 @@ class Doubt(enum.StrEnum):
     SEVERAL = "several-models"
     MIG_INVALID = "invalid-mig-strategy"
     MALFORMED = "malformed-register"
+    CONTRADICTED = "contradicted-register"
     NAMELESS = "no-product"
+    NO_MODEL = "no-model"
+    """The node offers a GPU resource, but no source names its GPU model."""
     HELD = "change-held"
     """Another model was found, but the label stays. Either pods use the node, or the source of the label is lost."""
 
@@ -87,6 +91,11 @@ class Found(msgspec.Struct, frozen=True):
     def is_missing(self) -> bool:
         return self.label is None and self.wanted is not None
 
+    def may_improve(self) -> bool:
+        """Return whether the node has no label, and no source reports its model except perhaps the label of a cloud."""
+        by_cloud = self.wanted is not None and self.wanted.source == sources.CLOUD
+        return self.label is None and (by_cloud or Doubt.NO_MODEL in self.doubts)
+
     def differs(self, named: CardModels) -> bool:
         """Return whether the controller wrote the label, but the strongest source now reports another model."""
         if self.record is None or self.wanted is None:
@@ -123,17 +132,26 @@ def find_model(
     seen = tuple(sources.cards_by_source(labels, registers, facts, published, known.schemes))
     label, record, named = labels.get(model_label), Record.read(facts.record), known.models
     own = record if record and record.model == label else None
+    if not seen and (label is None or (own and own.source == sources.CLOUD)):
+        seen = tuple(sources.by_cloud(labels))
     models = _models_of(seen[0], named) if seen else {}
     # Models with equal numbers of cards are sorted by name, so that the result does not depend on the order of cards.
     ranked = tuple(sorted(models, key=lambda model: (-models[model], model)))
     wanted = Record(ranked[0], seen[0].source) if ranked else None
     in_force = label or (wanted.model if wanted and label is None else "")
+    contradiction = next(sources.contradictions(known, facts, registers), "")
     decided = f"the quota uses model {in_force}" if in_force else "the node has no model"
     found = {
         **dict(_unreadable(facts, published, labels.get(sources.PRODUCT, ""))),
+        **dict.fromkeys([Doubt.CONTRADICTED] if contradiction else [], contradiction),
         **dict(_doubts(None if own else label, seen, models, named)),
     }
-    return Found(label, own, wanted, seen, ranked, {doubt: f"{text}; {decided}" for doubt, text in found.items()})
+    doubts = {doubt: f"{text}; {decided}" for doubt, text in found.items()}
+    offered = sorted(name for name, count in facts.offered.items() if count)
+    if offered and not in_force and label is None and not doubts:
+        no_source = f"the node offers {listed(offered, MAX_NAMES)}, but no source names its GPU model"
+        doubts[Doubt.NO_MODEL] = f"{no_source}. Set label {model_label} of the node to its GPU model"
+    return Found(label, own, wanted, seen, ranked, doubts)
 
 
 def _models_of(source_cards: SourceCards, named: CardModels) -> Mapping[str, int]:

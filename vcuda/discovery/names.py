@@ -32,8 +32,8 @@ def normalise(name: str) -> str:
 def model_of(product: str, named: CardModels) -> str:
     """Return the GPU model of a normalised product.
 
-    If an entry of `gpu_models` in the quota ConfigMap matches the product, the entry determines the model. Otherwise the
-    model is the product's name, shortened to a valid label value.
+    If an entry of `gpu_models` in the quota ConfigMap matches the product, the entry determines the model. Otherwise
+    the model is the product's name, shortened to a valid label value.
     """
     model = named.model_of(product)
     return model if model in named.rows else _NOT_IN_A_LABEL.sub("-", product)[:_LONGEST_LABEL].strip("-_.")

@@ -6,6 +6,7 @@ The strongest source comes first:
 2. the ResourceSlices of a known DRA driver
 3. the labels of GPU feature discovery (NVIDIA/k8s-device-plugin ``internal/lm``). On a node with different cards the
    product in these labels changes, because GPU feature discovery builds it from an unordered map.
+4. the labels that clouds and Karpenter write on nodes with GPUs. They count only if no other source names the model.
 """
 
 import re
@@ -34,8 +35,17 @@ INVALID = "-MIG-INVALID"
 _PART = re.compile(r"(?:-MIG-.*|-SHARED)$", re.IGNORECASE)
 """Matches the end of a product's name if the devices of the product are parts of a card."""
 
-OPERATOR, SLICES, FEATURES = "label", "resourceslices", "gpu-feature-discovery"
-SOURCES = (OPERATOR, *ANNOTATIONS.values(), SLICES, FEATURES)
+CLOUD_LABELS = {
+    "cloud.google.com/gke-accelerator": "",
+    "eks.amazonaws.com/instance-gpu-name": "eks.amazonaws.com/instance-gpu-manufacturer",
+    "karpenter.k8s.aws/instance-gpu-name": "karpenter.k8s.aws/instance-gpu-manufacturer",
+    "karpenter.azure.com/sku-gpu-name": "karpenter.azure.com/sku-gpu-manufacturer",
+}
+"""The labels in which GKE, EKS Auto Mode and Karpenter name a node's cards (nvidia-tesla-t4, t4, t4 and T4), each with
+the label of the cards' vendor."""
+
+OPERATOR, SLICES, FEATURES, CLOUD = "label", "resourceslices", "gpu-feature-discovery", "cloud-label"
+SOURCES = (OPERATOR, *ANNOTATIONS.values(), SLICES, FEATURES, CLOUD)
 """The names of all sources, the strongest first."""
 
 _MIB = 2**20
@@ -70,7 +80,7 @@ def read_facts(node: Node, known: GpuResources, registers: Registers) -> NodeFac
     offered = {
         name: count
         for name, quantity in allocatable.items()
-        if (name in known.scheme_of or name == PLAIN_CARDS) and (count := whole_or_none(quantity)) is not None
+        if (known.counts(name) or name == PLAIN_CARDS) and (count := whole_or_none(quantity)) is not None
     }
     handshakes = {each.name: annotations.get(each.handshake or "") for each in known.schemes if each.handshake}
     facts = NodeFacts(
@@ -85,21 +95,52 @@ def read_facts(node: Node, known: GpuResources, registers: Registers) -> NodeFac
 
 def is_alive(scheme: Scheme, facts: NodeFacts, registers: Registers) -> bool:
     """Return whether the device plugin of this vendor (scheme) serves the node now."""
+    offered = facts.offered.get(scheme.main_resource)
     if scheme.register is None:
-        return bool(facts.offered.get(scheme.main_resource))
+        return bool(offered)
     # NVIDIA's plugin may offer the same resource as HAMi's plugin. So only the register, the annotation in which HAMi
     # lists the node's cards, shows that HAMi's plugin serves the node.
-    if scheme.name not in registers or not facts.answers.get(scheme.name, True):
+    if scheme.name not in registers or _is_left_over(scheme, facts, registers):
         return False
     # After a device plugin has ended, kubelet still reports its resource on the node, with the amount 0.
-    offered = facts.offered.get(scheme.main_resource)
-    return scheme.name in facts.answers if offered is None else offered > 0
+    return facts.answers.get(scheme.name, False) if offered is None else offered > 0
+
+
+def _is_left_over(scheme: Scheme, facts: NodeFacts, registers: Registers) -> bool:
+    # HAMi's scheduler may mark a plugin that still serves the node as not answering, and keep the mark
+    # (Project-HAMi/HAMi#1839). HAMi's plugin offers several devices a card, and NVIDIA's plugin offers one.
+    return not facts.answers.get(scheme.name, True) and _offers_cards(scheme, facts, registers)
+
+
+def _offers_cards(scheme: Scheme, facts: NodeFacts, registers: Registers) -> bool:
+    """Return whether the node offers its cards as NVIDIA's plugin does, and not as the register lists them."""
+    register = registers.get(scheme.name, ())
+    return facts.offered.get(scheme.main_resource) == len(register) != sum(card.count for card in register)
 
 
 def outdated_registers(known: GpuResources, facts: NodeFacts, registers: Registers) -> frozenset[str]:
     """Return the vendors whose register (annotation) is still on the node, although another device plugin serves it."""
-    silent = (each for each in known.schemes if each.name in registers and not facts.answers.get(each.name, True))
-    return frozenset(each.name for each in silent if facts.offered.get(each.main_resource, 0))
+    return frozenset(each.name for each in known.schemes if _is_left_over(each, facts, registers))
+
+
+def contradictions(known: GpuResources, facts: NodeFacts, registers: Registers) -> Iterator[str]:
+    """Yield a message for each vendor whose register (list of cards) does not fit the resources that the node offers.
+
+    The node still counts as a node of the vendor.
+    """
+    for scheme in known.schemes:
+        if scheme.name not in facts.answers or not registers.get(scheme.name):
+            continue
+        name, resource = scheme.display_name, scheme.main_resource
+        offered, cards = facts.offered.get(resource, 0), len(registers[scheme.name])
+        remove = f"If {name} does not run on the node, remove annotation {scheme.register}"
+        if not facts.answers[scheme.name] and offered and not _is_left_over(scheme, facts, registers):
+            state = f"annotation {scheme.handshake} says that the device plugin of {name} does not answer"
+            yield f"{state}, but the node offers {offered} {resource}. {remove}, otherwise {scheme.handshake}"
+        elif facts.answers[scheme.name] and offered and _offers_cards(scheme, facts, registers):
+            parts = sum(card.count for card in registers[scheme.name])
+            listed = f"the register of {name} lists {cards} cards of {parts} {resource}"
+            yield f"{listed}, but the node offers {offered}. {remove}"
 
 
 DriverCards = Mapping[str, Mapping[DeviceOffer, int]]
@@ -156,6 +197,16 @@ def cards_by_source(
         # If the product label names a MIG slice, the count label counts slices. So the number of cards is unknown.
         count = 0 if _PART.search(product) and "-MIG-" in product.upper() else _figure(labels.get(COUNT_LABEL))
         yield SourceCards(FEATURES, {product: count}, _figure(labels.get(CARD_MEMORY)))
+
+
+def by_cloud(labels: Mapping[str, str]) -> Iterator[SourceCards]:
+    """Yield the cards that the label of a cloud names, without their number."""
+    for key, vendor in CLOUD_LABELS.items():
+        # Clouds differ in letter case, and the names of NVIDIA's products have capital letters: NVIDIA-L4.
+        product = normalise(labels.get(key, "")).upper()
+        if product and labels.get(vendor, "nvidia").casefold() == "nvidia":
+            yield SourceCards(CLOUD, {product: 0})
+            return
 
 
 def whole_product(product: str) -> str:

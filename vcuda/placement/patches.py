@@ -80,7 +80,7 @@ def patch_for(
     selected = (pod.spec.node_selector or {}).get(key)
     if selected is not None and nodes.named.model_of(selected) == model:
         values[selected] = None
-    # A nodeSelector allows only one value of a label, but the nodes of a model may have several. The affinity lists all.
+    # A nodeSelector allows one value of a label, but the nodes of a model may have several. The affinity lists all.
     widened = selected is not None and nodes.stands_for_model(key, selected)
     remove = [{"op": "remove", "path": f"/spec/nodeSelector/{escape(key)}"}] if widened else []
     required = [_NewRequirement(hints.labels.model, values, lambda value: nodes.named.model_of(value) == model)]

@@ -41,6 +41,8 @@ class Card(msgspec.Struct, frozen=True, gc=False):
     healthy: bool = True
     """False if the register reports a fault of the card. HAMi's JSON omits the field for a faulty card, so such a card
     counts as healthy."""
+    count: int = 0
+    """The number of devices into which HAMi divides the card, and which its device plugin offers; 0 if unknown."""
 
 
 Register = tuple[Card, ...]
@@ -60,10 +62,11 @@ class _Entry(msgspec.Struct, frozen=True, gc=False):
     uuid: str = ""
     mode: str = ""
     mig: bool = False
-    # HAMi and vgpu-manager use different fields for a card's memory and health. These fields accept any value, so that
-    # one wrong field does not make the whole register malformed.
+    # HAMi and vgpu-manager use different fields for a card's memory and health. All fields from here on accept any
+    # value, so that one wrong field does not make the whole register malformed.
     devmem: object = 0
     memory: object = 0
+    count: object = 0
     health: object = None
     healthy: object = None
 
@@ -92,7 +95,8 @@ def _listed(text: str) -> Iterator[Card]:
         uuid = entry.uuid or entry.id
         memory = entry.devmem or entry.memory
         uuid, faulty = uuid if isinstance(uuid, str) else "", entry.health is False or entry.healthy is False
-        yield _card(uuid, entry.type, memory, mig=entry.mig or entry.mode == _MIG, healthy=not faulty)
+        mig = entry.mig or entry.mode == _MIG
+        yield _card(uuid, entry.type, memory, entry.count, mig=mig, healthy=not faulty)
 
 
 def _separated(text: str) -> Iterator[Card]:
@@ -101,12 +105,12 @@ def _separated(text: str) -> Iterator[Card]:
             fields = line.split(",")
             if len(fields) not in _FIELDS:
                 raise ValueError(f"each card must have 7 or 9 fields; got {len(fields)}")
-            memory = int(fields[2]) if _DIGITS.fullmatch(fields[2]) else 0
+            count, memory = (int(each) if _DIGITS.fullmatch(each) else 0 for each in fields[1:3])
             mig, faulty = fields[-1].strip() == _MIG, fields[6].strip() == "false"
-            yield _card(fields[0].strip(), fields[4], memory, mig=mig, healthy=not faulty)
+            yield _card(fields[0].strip(), fields[4], memory, count, mig=mig, healthy=not faulty)
 
 
-def _card(uuid: str, kind: str, memory: object, *, mig: bool, healthy: bool) -> Card:
+def _card(uuid: str, kind: str, memory: object, count: object, *, mig: bool, healthy: bool) -> Card:
     # Pod annotations list card types, separated by commas. So a type with a comma is rejected. Vendors ignore the
     # blanks around a type.
     kind = kind.strip()
@@ -116,8 +120,10 @@ def _card(uuid: str, kind: str, memory: object, *, mig: bool, healthy: bool) -> 
             allowed = f"1 to {MAX_TEXT} printable ASCII characters without commas"
             raise ValueError(f"the {name} of a card must have {allowed}; got {value[:MAX_TEXT]!r}")
     # The card's type is interned, because thousands of nodes have the same few types.
-    known = memory if isinstance(memory, int) and 0 < memory <= MAX_CARD_MEMORY else 0
-    return Card(uuid, sys.intern(kind), mig, known, healthy)
+    known, parts = (
+        figure if isinstance(figure, int) and 0 < figure <= MAX_CARD_MEMORY else 0 for figure in (memory, count)
+    )
+    return Card(uuid, sys.intern(kind), mig, known, healthy, parts)
 
 
 def read_registers(annotations: Mapping[str, str], on_fault: Callable[[str, ValueError], object]) -> Registers:

@@ -43,7 +43,10 @@ CONTROLLER = "system:serviceaccount:vcuda-quota:vcuda-controller"
 
 @pytest.fixture(scope="module")
 def system(admin: Cluster, plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """The base manifests, and nodes with the labels of GPU feature discovery. One node also has annotations of HAMi."""
+    """The base manifests, and nodes with the labels of GPU feature discovery. One node also has annotations of HAMi.
+
+    One node has only the label of its cloud, and one node has neither a label nor an annotation.
+    """
     require(plane, "kube-scheduler")
     for name, product, count in (("d-a100", A100_PRODUCT, "1"), ("d-t4", "Tesla-T4", "2")):
         admin.create_node(name, features(product, count)["labels"], {GPU: count})
@@ -51,9 +54,11 @@ def system(admin: Cluster, plane: ControlPlane, tmp_path_factory: pytest.TempPat
     admin.create_node("d-hami", features("Tesla-T4")["labels"], {GPU: "10"})
     admin.rest.merge_patch("/api/v1/nodes/d-hami", {"metadata": {"annotations": shares["annotations"]}})
     admin.create_node("d-own", {**features("Tesla-T4")["labels"], MODEL: "mine"}, {GPU: "1"})
+    admin.create_node("d-gke", {"cloud.google.com/gke-accelerator": "nvidia-l4"}, {GPU: "1"})
+    admin.create_node("d-none", {}, {GPU: "1"})
     with applied(admin, tmp_path_factory.mktemp("system")) as found:
         yield found
-    for name in ("d-a100", "d-t4", "d-hami", "d-own"):
+    for name in ("d-a100", "d-t4", "d-hami", "d-own", "d-gke", "d-none"):
         admin.delete_node(name)
 
 
@@ -135,6 +140,15 @@ def test_a_label_set_by_the_operator_stays(admin: Cluster) -> None:
     assert event["message"].endswith("; the quota uses model mine")
     node = admin.rest.get("/api/v1/nodes/d-own")
     assert (label_of(node), DISCOVERED in node["metadata"].get("annotations", {})) == ("mine", False)
+
+
+@pytest.mark.usefixtures("controller")
+def test_a_node_that_only_its_cloud_names_is_labelled_and_a_node_that_nobody_names_is_reported(admin: Cluster) -> None:
+    labelled = admin.await_object("/api/v1/nodes", "d-gke", lambda node: label_of(node) is not None, timeout=90)
+    assert labelled["metadata"]["annotations"][DISCOVERED] == "NVIDIA-L4 from cloud-label"
+    [event] = admin.await_events("default", "involvedObject.name=d-none")
+    assert event["message"].startswith(f"the node offers {GPU}, but no source names its GPU model")
+    assert "d-none: the node offers" in gpuquota(admin, "nodes")[1]
 
 
 def test_the_nodes_and_a_model_that_no_node_has_are_shown(admin: Cluster, controller: ControllerProcess) -> None:
