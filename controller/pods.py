@@ -25,7 +25,14 @@ from vcuda.allocations.stored_pods import (
 )
 from vcuda.k8s_types import Decoder, Pod
 from vcuda.kube import Kube, Reflector, segment
-from vcuda.ledger.ledger import LEAST_TERMINATING_SECONDS, Terminating, charges_by_model, long_grace, long_graces
+from vcuda.ledger.ledger import (
+    LEAST_TERMINATING_SECONDS,
+    Terminating,
+    charges_by_model,
+    is_older,
+    long_grace,
+    long_graces,
+)
 from vcuda.ledger.settle import ObservedPods
 from vcuda.placement import affinity
 from vcuda.placement.nodes import Nodes
@@ -178,6 +185,9 @@ class PodInformer:
         """
         self.reflector.check_read(namespace)
         config_version = self.config_version
+        # The caller may have read the nodes before a newer quota document, which can name more GPU models.
+        if nodes.version and is_older(nodes.version, config_version):
+            config_version = nodes.version
         lives = self.lives(namespace)
         pods = [pod for pod in lives.stored.values() if isinstance(pod, StoredPod)]
         # Pods that were deleted while they ran count as vanished, even if the event of the deletion is not handled yet.

@@ -25,7 +25,8 @@ def catch_up(reflector: Reflector[Any]) -> None:
 
 def unwatched_settler(kube: Kube, store: LedgerStore, **options: Any) -> tuple[Settler, QuotaInformer, NodeInformer]:
     """Return a settler, with its informers of the quota and of nodes. None of them has read any object yet."""
-    quota, nodes = QuotaInformer(kube, QuotaPlace(), frozenset()), NodeInformer(kube, LABELS)
+    quota = QuotaInformer(kube, QuotaPlace(), frozenset())
+    nodes = NodeInformer(kube, LABELS, resources=quota.resources)
     given = {"metrics": SettleMetrics(CollectorRegistry()), "on_report": lambda *_: None, **options}
     return Settler(kube, store, quota, nodes, **given), quota, nodes
 

@@ -92,7 +92,7 @@ def _charged(
 ) -> Iterator[tuple[str | None, _Charged]]:
     for pod in pods:
         if pod.live:
-            yield pod.model_on(nodes), _Charged(pod, pod.charge_on(nodes))
+            yield pod.model_on(nodes) or pod.model, _Charged(pod, pod.charge_on(nodes))
     for claim, taken in claims:
         for model, charge in taken.charges.items():
             yield model, _Charged(claim, charge)

@@ -111,6 +111,15 @@ def test_pods_without_a_known_model_are_listed_separately() -> None:
     assert all(model.pods == () for model in use.models)
 
 
+def test_only_models_that_a_quota_or_a_node_names_are_in_the_report() -> None:
+    """In modes warn and audit, 512 pending charges can have as many invented models."""
+    charges = {model: Pending(model, ONE_CARD) for model in ("named", "on-a-node", "invented")}
+    at = msgspec.structs.replace(nodes(**{"gpu-1": {MODEL: "on-a-node"}}), limited=frozenset({"M40", "named"}))
+    use = used(Ledger(pending=charges), holder("a", model="invented", node="gpu-1"), holder("b", model="named"), at=at)
+    assert [model.model for model in use.models] == ["M40", "P100", "named", "on-a-node"]
+    assert [[pod.name for pod in model.pods] for model in use.models] == [[], [], ["b"], ["a"]]
+
+
 @pytest.mark.parametrize("model", ["M40", None])
 def test_a_pod_that_has_ended_uses_nothing(model: str | None) -> None:
     assert used(Ledger(), holder("a", model=model, live=False)) == used(Ledger())

@@ -14,6 +14,7 @@ from vcuda.kube import Reflector
 from vcuda.ledger.ledger import Terminating
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge
+from vcuda.requests.resources import GpuResources
 
 
 class Readable:
@@ -133,6 +134,14 @@ def test_only_changes_that_may_release_quota_are_reported(
         if watch.pods("team-a"):
             heard.pop()  # a LIST also reports each namespace that has pods, so drop that report
     assert heard == told
+
+
+def test_a_count_has_the_version_of_the_quota_by_which_models_are_known(api: ApiDouble) -> None:
+    """The nodes may be read just before a new quota document, which may name more models."""
+    pods = PodInformer(api.kube, LABELS, lambda _: None, resources=lambda: GpuResources(version="9"))
+    pods.reflector.relist()
+    for version, counted in (("7", "7"), ("9", "9"), ("", "9")):
+        assert pods.observed("team-a", Nodes(LABELS, version=version)).config_version == counted
 
 
 def test_a_pod_whose_records_are_cut_is_charged_and_reported_once(api: ApiDouble) -> None:

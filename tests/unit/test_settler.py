@@ -8,7 +8,7 @@ import pytest
 
 from controller.settle.settler import MANY_PENDING_BYTES, MAX_ATTEMPTS
 from tests.api_double import ApiDouble, Effect, delivered
-from tests.builders import LABELS, stored_pod
+from tests.builders import LABELS, held_to, stored_pod
 from tests.quota_map import store_quota
 from tests.replicas import LEDGER, Replica
 from tests.settling import COUNTED, FAR, FOUR_M40, HALF, LISTED, NOBODY, ONE, PENDING, TWO, Settling
@@ -54,6 +54,27 @@ def test_a_correct_ledger_is_not_written(api: ApiDouble, replica: Replica, ledge
     assert settling.full_resync() == []
     settling.run()
     assert (settling.counted("mended_total"), api.calls) == (0, calls)
+
+
+def test_a_model_that_tenants_invent_is_in_no_ledger_and_report_until_a_quota_names_it(
+    api: ApiDouble, replica: Replica
+) -> None:
+    """The number of names that tenants can invent has no bound. An edit of the quota changes what is counted."""
+    invented = [
+        {**stored_pod(CARD, f"uid-{name}", affinity=held_to(name)), "metadata": {"uid": f"uid-{name}", "name": name}}
+        for name in ("invented-1", "invented-2")
+    ]
+    settling = Settling(api, replica, Ledger({}, COUNTED), stored_pod(CARD), *invented)
+    settling.settle()
+    assert replica.store.read("team-a").ledger.committed == {"M40": ONE}
+    [use] = settling.reports
+    assert use
+    assert [model.model for model in use.models] == ["M40"]
+    assert use.unpinned == ("invented-1", "invented-2")
+    store_quota(api, json.dumps({"team-a": {"quota": {"M40": 4, "invented-1": 1}}}))
+    settling.relist()
+    settling.settle()
+    assert replica.store.read("team-a").ledger.committed == {"M40": ONE, "invented-1": ONE}
 
 
 def test_a_ledger_that_is_about_to_be_settled_is_no_drift(api: ApiDouble, replica: Replica) -> None:

@@ -179,7 +179,9 @@ class StoredPod(msgspec.Struct, frozen=True):
 
     def model_on(self, nodes: Nodes) -> str | None:
         """Return the model to which the pod is pinned, otherwise the model of its node; None if both are unknown."""
-        return self.model or (nodes.model_of(self.node) if self.node else None)
+        if self.model and nodes.knows(self.model):
+            return self.model
+        return nodes.model_of(self.node) if self.node else None
 
 
 class ClaimUser(msgspec.Struct, frozen=True, gc=False):

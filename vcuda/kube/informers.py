@@ -96,7 +96,7 @@ class QuotaInformer:
 
     def _without_document(self) -> config.QuotaConfig:
         # Without a ConfigMap, the quota gets the watch's resourceVersion, which is newer than any deleted ConfigMap's.
-        built_in = GpuResources(version=self.reflector.resource_version)
+        built_in = GpuResources(version=self.reflector.resource_version, limited=self._nobody.models)
         return config.QuotaConfig(self._nobody, built_in)
 
     def stored_version(self) -> str:
@@ -199,18 +199,20 @@ class NodeInformer:
         self._followers.append(on_change)
 
     def current(self) -> Nodes:
-        named = self.resources().models
+        known = self.resources()
         with self._lock:
-            if self._stale or self._nodes.named is not named:
+            if self._stale or self._nodes.named is not known.models:
                 self._stale = False
                 seen = {key.name: node for key, node in self.reflector.snapshot().items()}
                 self._nodes = Nodes.of(
                     {name: node.labels for name, node in seen.items()},
                     self.keys,
                     {name: node.registers for name, node in seen.items() if node.registers},
-                    named,
+                    known.models,
                     {name: node.outdated for name, node in seen.items() if node.outdated},
                 )
+            if self._nodes.version != known.version:
+                self._nodes = msgspec.structs.replace(self._nodes, limited=known.limited, version=known.version)
             return self._nodes
 
     def _on_event(self, old: ObservedNode | None, new: ObservedNode | None) -> None:

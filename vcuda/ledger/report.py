@@ -90,7 +90,7 @@ class NamespaceUse:
     mode: str
     models: tuple[ModelUse, ...]
     unpinned: tuple[str, ...] = ()
-    """Running or pending pods that are not charged, because neither their spec nor their node has a GPU model."""
+    """Running or pending pods that are not charged, because neither their spec nor their node has a known GPU model."""
     more_unpinned: int = 0
     """The number of pods without a GPU model that `shortened` has left out of ``unpinned``."""
     taking_effect: bool = False

@@ -40,7 +40,7 @@ def report(
         for model, charge in taken.charges.items():
             holders.setdefault(model, []).append((claim, charge))
     usages = ledger.usages()
-    models = dict.fromkeys([*quota.limits, *usages])
+    models = dict.fromkeys([*quota.limits, *filter(nodes.knows, usages)])
     late = [each for uid, each in ledger.pending.items() if uid in unstored]
     used = tuple(
         replace(

@@ -42,6 +42,11 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
     outdated: Mapping[str, frozenset[str]] = {}
     """The schemes whose register is still on a node, although another plugin now serves it, by the node's name."""
 
+    limited: frozenset[str] | None = None
+    """The GPU models that the quota document limits; None if it is unknown. Then `knows` returns True for any model."""
+    version: str = ""
+    """The resourceVersion of the quota ConfigMap from which ``limited`` was read."""
+
     @classmethod
     def of(
         cls,
@@ -75,6 +80,11 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
     @property
     def models(self) -> Set[str]:
         return self.seen.keys()
+
+    def knows(self, model: str) -> bool:
+        """Return whether a node has this GPU model, or the quota document names it."""
+        # Tenants can invent any number of other names. No quota admits a pod by such a name, and no node can run it.
+        return self.limited is None or model in self.limited or model in self.seen or model in self.named.rows
 
     def model_of(self, name: str) -> str | None:
         """Return the GPU model of a node; None if the node is unknown or has no model label."""

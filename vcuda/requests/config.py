@@ -81,7 +81,7 @@ def parse_config(
     quota = read(key, lambda _: with_card_memory(quota, models.memory_of) if not faults else quota, quota)
     if faults:
         raise QuotaFault(tuple(faults))
-    resources = GpuResources(schemes, own_units=units, version=version, models=models)
+    resources = GpuResources(schemes, own_units=units, version=version, models=models, limited=quota.models)
     return QuotaConfig(msgspec.structs.replace(quota, version=version), resources)
 
 

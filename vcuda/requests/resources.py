@@ -247,6 +247,8 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
     """The GPU models that the operator described in ``gpu_models``."""
     registered: Mapping[str, CardWorth] = {}
     """The cores and memory of one device, for each GPU model for which the vendors' lists of cards change them."""
+    limited: frozenset[str] | None = None
+    """The GPU models that the quota document limits; None if no document has been read."""
 
     @functools.cached_property
     def worths(self) -> Mapping[str, CardWorth]:
