@@ -8,9 +8,8 @@ GB300 also NVIDIA/mig-parted, ``deployments/systemd/config-default.yaml``, and t
 """
 
 import functools
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from fractions import Fraction
 
 import msgspec
@@ -33,7 +32,7 @@ MODELS_REMEMBERED = 4096
 """The most charges that are cached, by model and profile."""
 
 
-class MigTable(msgspec.Struct, frozen=True):
+class MigTable(msgspec.Struct, frozen=True, eq=False):
     """NVIDIA's table of one product. ``slices`` and ``memory``: the compute and memory slices of one card."""
 
     product: str
@@ -125,6 +124,7 @@ class MigCharges:
 
     def __init__(self, rows: Mapping[str, MigModel]) -> None:
         self._rows = rows
+        self._tables: Callable[[str], tuple[MigTable, ...]] = functools.lru_cache(MODELS_REMEMBERED)(self._tables_of)
         # Only names of bounded length are cached: the caller passes profiles without suffix.
         self.on: Callable[[str, str], Charge | None] = functools.lru_cache(MODELS_REMEMBERED)(self._on)
         self.anywhere: Callable[[str], Charge | None] = functools.lru_cache(MODELS_REMEMBERED)(self._anywhere)
@@ -135,24 +135,28 @@ class MigCharges:
         A model that covers several products gets the largest charge. So does a model of which no product is known.
         """
         row = self._rows.get(model, MigModel())
-        tables = _tables_of(model, row)
         if row.mig is not None:
-            return _by_slices(profile, row.mig, row.memory, tables)
-        return _dearest(profile, tables)
+            return _by_slices(profile, row.mig, row.memory, self._tables(model))
+        return _dearest(profile, self._tables(model))
 
     def _anywhere(self, profile: str) -> Charge | None:
         """Return the largest charge of a profile on any GPU model; None if no model has such a profile."""
-        stated = (self.on(profile, model) for model, row in self._rows.items() if row.mig)
+        stated = (_by_slices(profile, *card) for card in self.cards)
         return _peak(filter(None, (_dearest(profile, TABLES), *stated)))
 
+    @functools.cached_property
+    def cards(self) -> Collection[tuple[MigSlices, int, tuple[MigTable, ...]]]:
+        """The different cards for which ``gpu_models`` states slices: their slices, memory and possible tables."""
+        return {(row.mig, row.memory, self._tables(model)) for model, row in self._rows.items() if row.mig}
 
-def _tables_of(model: str, row: MigModel) -> tuple[MigTable, ...]:
-    # The products say more than the model's name, which may be any text.
-    for names in (row.products, (model,)):
-        found = tuple(each for name in names for each in _tables_of_name(fold(name), row.memory))
-        if found:
-            return found
-    return TABLES
+    def _tables_of(self, model: str) -> tuple[MigTable, ...]:
+        row = self._rows.get(model, MigModel())
+        # The products say more than the model's name, which may be any text.
+        for names in (row.products, (model,)):
+            found = dict.fromkeys(each for name in names for each in _tables_of_name(fold(name), row.memory))
+            if found:
+                return tuple(found)
+        return TABLES
 
 
 def _tables_of_name(name: str, memory: int) -> list[MigTable]:
@@ -167,15 +171,24 @@ def _dearest(profile: str, tables: Iterable[MigTable]) -> Charge | None:
     return _peak(_charge(profile, each.slices, Fraction(each.profiles[profile], each.memory)) for each in listed)
 
 
-def _by_slices(profile: str, card: MigSlices, memory: int, tables: Iterable[MigTable]) -> Charge | None:
+@functools.lru_cache(MODELS_REMEMBERED)
+def _listed(card: MigSlices, tables: tuple[MigTable, ...]) -> Mapping[str, int]:
+    """Return the memory slices of each profile that a table with the slices of ``card`` lists."""
+    found: dict[str, int] = {}
+    for each in tables:
+        if (each.slices, each.memory) == (card.slices, card.memory):
+            found |= {profile: max(taken, found.get(profile, 0)) for profile, taken in each.profiles.items()}
+    return found
+
+
+def _by_slices(profile: str, card: MigSlices, memory: int, tables: tuple[MigTable, ...]) -> Charge | None:
     slices, size = _amounts(profile)
     if slices > card.slices:
         return None
-    alike = [each for each in tables if (each.slices, each.memory) == (card.slices, card.memory)]
-    taken = max((each.profiles[profile] for each in alike if profile in each.profiles), default=0)
+    taken = _listed(card, tables).get(profile, 0)
     if not taken and memory:
         # The name has the memory in whole GB, so the nearest number of memory slices is meant.
-        taken = max(math.floor(Fraction(size * 1024 * card.memory, memory) + Fraction(1, 2)), 1)
+        taken = max((2 * size * 1024 * card.memory + memory) // (2 * memory), 1)
     # If the memory of a card is unknown, assume at least as many memory slices as of compute, rounded up.
     taken = taken or -(-slices * card.memory // card.slices)
     return _charge(profile, card.slices, Fraction(taken, card.memory)) if taken <= card.memory else None

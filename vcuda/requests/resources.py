@@ -297,6 +297,12 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
             return None
         return self._mig.anywhere(name) if model is None else self._mig.on(name, model)
 
+    def steps(self, resources: Iterable[str]) -> int:
+        """Return the steps (function calls) that take as long as `unit_of` for these MIG profiles."""
+        # Each profile is compared with all cards whose slices ``gpu_models`` states.
+        cards = len(self._mig.cards)
+        return cards * sum(each.startswith(PROFILE) for each in resources) if cards else 0
+
     @functools.cached_property
     def _mig(self) -> MigCharges:
         return MigCharges(self.models.rows)

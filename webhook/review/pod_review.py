@@ -20,7 +20,7 @@ from vcuda.placement.serving import DEFAULT_SCHEDULER, HOSTNAME, reaches, serve
 from vcuda.quota.model import NOT_MUTATED, Allowance, Charge
 from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.quota.values import listed
-from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
+from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request, resources_of
 from vcuda.requests.refusals import could_reach_gpus, find_refusals
 from vcuda.requests.resources import MAX_PRODUCT, PLAIN_CARDS
 from webhook.ledger.ledgers import SKIPPED_SECONDS
@@ -75,6 +75,7 @@ def review_of(
     check()
     if isinstance(pod, AdmissionResponse):
         return verdicts.admitted_unread(pod, quota) if pod.outcome == "malformed" and quota else pod
+    check(policy.resources.steps(name for _, each in pod.all_containers() for name in resources_of(each)))
     if is_mirror(request, pod):
         return AdmissionResponse("mirror")
     if misnamed := verdicts.misnamed(request.namespace):
