@@ -1,8 +1,8 @@
 """Counts the function calls by which the webhook's event loop decides a review, in a cluster of 100 GPU models.
 
-Calls are counted and not time, so that the count is the same on every machine. Two examples of work inside one call of
-C code are the decoding of JSON and a regular expression. The first is linear in the size of the review. For the second,
-the alternatives are counted.
+Calls are counted and not time, so that the count is the same on every machine. Three examples of work inside one call
+of C code are the decoding of JSON, a regular expression, and the encoding of a patch. The first is linear in the size
+of the review. For the second, the alternatives are counted, and for the third, the bytes.
 """
 
 import asyncio
@@ -19,10 +19,12 @@ import structlog
 
 from examples.claims import CLASSES, HAMI, NVIDIA, claim, claim_policy, entry, slice_of
 from tests.builders import LABELS, Manifest, vcuda_pod
+from vcuda import admission_review
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.registers import Card
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
+from vcuda.requests.mig import MigSlices
 from vcuda.requests.resources import CardModels, GpuResources, ProductRow
 from webhook.admission import Gate, Service
 from webhook.ledger.ledgers import MemoryLedgers, ReviewDeadline
@@ -35,7 +37,14 @@ MODELS = 100
 ALTERNATIVES_OF_A_CALL = 10
 """The number of alternatives of a regular expression, each a group, whose comparison takes as long as a call."""
 
+BYTES_OF_A_CALL = 100
+"""The number of bytes of a patch whose encoding takes as long as a call."""
+
+MIXED = 200
+"""The nodes of the first GPU model that HAMi serves. One node of the model has no register."""
+
 _OWN = tuple(f"{Path(__file__).parents[1] / package}/" for package in ("webhook", "vcuda"))
+_ENCODE = admission_review._encode_patch.__code__
 _PROFILES = tuple(f"{slices}g.{memory}gb" for slices in (1, 2, 3, 4, 7) for memory in (5, 10, 20, 24, 40, 80))
 
 
@@ -59,12 +68,18 @@ def policy(models: int = MODELS) -> PolicySnapshot:
     """Return a policy in which every count that the administrator sets is large: models, products and MIG profiles."""
     names = [f"M{number}" for number in range(models)]
     rows = {
-        name: ProductRow((f"NVIDIA-{name}-*GB", f"*-{name}-PCIE"), cores=n % 100 + 1, memory=81920 + n)
+        name: ProductRow(
+            (f"NVIDIA-{name}-*GB", f"*-{name}-PCIE"), 81920 + n, MigSlices(7, 8) if n % 5 == 0 else None, n % 100 + 1
+        )
         for n, name in enumerate(names)
     }
     known = GpuResources(models=CardModels(rows))
     labels = {f"node-{n}": {LABELS.model: name, "kubernetes.io/hostname": f"node-{n}"} for n, name in enumerate(names)}
     cards = {f"node-{n}": {"hami": (Card(f"u{n}", f"NVIDIA-{name}-80GB"),)} for n, name in enumerate(names)}
+    for n in range(MIXED + 1):
+        name = f"ip-10-0-0-{n}.eu-central-1.compute.internal"
+        labels[name] = {LABELS.model: names[0], "kubernetes.io/hostname": name}
+        cards |= {name: cards["node-0"]} if n else {}
     nodes = Nodes.of(labels, LABELS, cards, known.models)
     quota = Quota({"team-a": NamespaceQuota({name: Limit(10**6) for name in names})}, version="1")
     slices = [each for number in range(models) for each in _slices(number)]
@@ -104,7 +119,9 @@ class CountedWebhook:
         def count(frame: FrameType, event: str, called: Any) -> None:
             if not frame.f_code.co_filename.startswith(_OWN) or threading.get_ident() != thread:
                 return
-            if event == "call":
+            if event == "return" and frame.f_code is _ENCODE and called is not None:
+                functions["bytes of the patch"] += len(bytes(called)) // BYTES_OF_A_CALL
+            elif event == "call":
                 functions[frame.f_code.co_qualname] += 1
             elif event == "c_call" and isinstance(pattern := getattr(called, "__self__", None), re.Pattern):
                 functions[called.__qualname__] += pattern.groups // ALTERNATIVES_OF_A_CALL

@@ -117,6 +117,17 @@ class AdmissionResponse(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, message=texts[0], warnings=texts[1])
 
 
+MOST_OF_PATCH = 2**23
+"""The maximum size of a patch in bytes. An object that needs a larger patch is not stored: etcd accepts at most 1.5 MiB
+with an object."""
+
+PATCH_TOO_LARGE = (
+    f"the changes that this webhook makes to this object have more than {MOST_OF_PATCH} bytes "
+    f"({MOST_OF_PATCH // 2**20} MiB). Each term of a pod's required node affinity gets the pod's GPU model, pools and "
+    "nodeName. Use fewer terms"
+)
+
+
 _REASONS: Mapping[HTTPStatus, str] = {
     HTTPStatus.BAD_REQUEST: "BadRequest",
     HTTPStatus.FORBIDDEN: "Forbidden",
@@ -127,6 +138,7 @@ _REASONS: Mapping[HTTPStatus, str] = {
 
 
 def write_review(uid: str, answer: AdmissionResponse, check: Check = no_check) -> bytes:
+    """Return the encoded response. Raises BadReview if the patch is too large."""
     response: dict[str, object] = {"uid": uid, "allowed": answer.allowed}
     if answer.patch:
         response["patchType"] = "JSONPatch"
@@ -144,9 +156,14 @@ def write_review(uid: str, answer: AdmissionResponse, check: Check = no_check) -
 def _encode_patch(patch: Sequence[Operation], check: Check) -> msgspec.Raw:
     # A JSON Patch can have megabytes. Encode it in pieces, because one long call of msgspec blocks all other threads.
     pieces = []
-    for at in range(0, len(patch), 1000):
-        check()
-        pieces.append(msgspec.json.encode(patch[at : at + 1000])[1:-1])
+    size = 0
+    for at, operation in enumerate(patch):
+        if at % 1000 == 0:
+            check()
+        pieces.append(msgspec.json.encode(operation))
+        size += len(pieces[-1])
+        if size > MOST_OF_PATCH:
+            raise BadReview(PATCH_TOO_LARGE, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
     text = b"[" + b",".join(pieces) + b"]"
     step = 3 * 2**16  # base64 needs no padding for a multiple of 3 bytes, so the encoded pieces can be joined
     encoded = b"".join(base64.b64encode(text[at : at + step]) for at in range(0, len(text), step))

@@ -147,7 +147,10 @@ class Service(msgspec.Struct, frozen=True):
             return self.reject_too_large(path, head, str(error))
         deadline.check()
         response = (await self._decide(path, request, deadline, ledgers)).bounded()
-        reply = write_review(request.uid, response, deadline.check)
+        try:
+            reply = write_review(request.uid, response, deadline.check)
+        except errors.BadReview as error:
+            return self.reject_too_large(path, ReviewHead(request.uid, request.namespace), str(error))
         seconds = time.perf_counter() - started
         self.metrics.observe(path, response, seconds)
         self._log(path, request, response, seconds)

@@ -25,6 +25,7 @@ CALLS_OF_A_STEP = 12
 ROOM = LARGE_REVIEW - 1024
 """The bytes of a pod, so that its review is not larger than `LARGE_REVIEW`."""
 
+IGNORED = {"hami.io/webhook": "ignore"}
 CARD = {"tencent.com/vcuda-core": 100}
 WEBHOOK = CountedWebhook(policy())
 
@@ -57,6 +58,7 @@ ENV = ("E", "CUDA_DEVICE_SM_LIMIT_", "NVIDIA_VISIBLE_DEVICES", "CUDA_VERSION", "
 KEYS: tuple[Item, ...] = (lambda _n: LABELS.model, lambda _n: LABELS.pool, lambda n: f"k{n}")
 TYPES = ("nvidia.com/use-gputype", "nvidia.com/nouse-gputype", "nvidia.com/include-gpu-type", "quota.vcuda.io/models")
 LISTS: tuple[Item, ...] = (lambda n: f"x{n}", lambda n: f"M{n}", lambda _n: "", lambda _n: "x")
+PARTS = ("terms", "values", "containers", "units", "env", "mounts", "selector", "types", "records", "claims", "node")
 RECORDS = ("tencent.com/predicate-gpu-idx-", "example.com/a", "gpu-fraction", "x.io/vgpu-compute-policy")
 
 
@@ -82,9 +84,7 @@ def items(draw: st.DrawFn, room: int) -> Mapping[str, Any]:
     """Parts of a pod that together have about ``room`` bytes. Each part repeats one form of an item."""
     of = draw(
         st.dictionaries(
-            st.sampled_from(
-                ["terms", "values", "containers", "units", "env", "mounts", "selector", "types", "records", "claims"]
-            ),
+            st.sampled_from(PARTS),
             st.integers(1, 8),
             min_size=1,
             max_size=4,
@@ -110,6 +110,8 @@ def items(draw: st.DrawFn, room: int) -> Mapping[str, Any]:
         spec["affinity"] = required(*terms)
     elif draw(st.booleans()):
         spec["affinity"] = held_to("M5")
+    if "node" in size:
+        spec["nodeName"] = "n" * size["node"]
     first = container(
         merged(resources, size.get("units", 0)) or resources(0),
         env=filled(
@@ -125,13 +127,15 @@ def items(draw: st.DrawFn, room: int) -> Mapping[str, Any]:
     annotations = merged(lambda n: {f"{record}{n}": "x"}, size.get("records", 0))
     for name in draw(st.sets(st.sampled_from(TYPES), min_size=1)) if "types" in size else ():
         annotations[name] = ",".join(filled(listed, min(size["types"] // 4, 8192)))[: 2048 if "quota" in name else 8192]
-    return {"spec": spec, "annotations": annotations}
+    labels = IGNORED if draw(st.booleans()) else {}
+    return {"spec": spec, "annotations": annotations, "labels": labels}
 
 
 @st.composite
 def pods(draw: st.DrawFn) -> Manifest:
     parts = draw(items(ROOM))
-    metadata = {"name": "p", "namespace": "team-a", "uid": "u", "annotations": parts["annotations"]}
+    metadata = {"name": "p", "namespace": "team-a", "uid": "u"}
+    metadata |= {"annotations": parts["annotations"], "labels": parts["labels"]}
     return {**pod(), "metadata": metadata, "spec": parts["spec"]}
 
 
@@ -187,6 +191,15 @@ ALIKE = asking(filled(lambda _n: container({"nvidia.com/gpu": 1}), ROOM - 1024))
 SUFFIXES = ["".join(letters) for letters in itertools.product(string.ascii_lowercase, repeat=3)]
 PROFILED = asking([container(merged(lambda n: {f"nvidia.com/mig-1g.5gb.{SUFFIXES[n]}": 1}, ROOM - 1024))])
 """A pod with thousands of names of MIG profiles, each of which has a charge on each GPU model."""
+SLICED = asking([container(merged(lambda n: {f"nvidia.com/mig-{n % 9 + 1}g.{n // 9 + 1}gb": 1}, 50_000))])
+"""A pod with thousands of MIG profiles, each of which was compared with all `gpu_models` that state slices."""
+TERMS = filled(lambda _n: term(requirement("a", "Exists")), ROOM - 1024)
+NARROWED = asking([container({"nvidia.com/gpu": 1})], affinity=required(*TERMS))
+NARROWED["metadata"]["labels"] = IGNORED
+"""A pod whose node affinity has a thousand terms, each of which got the names of all nodes of HAMi."""
+HALF = filled(lambda _n: term(requirement("a", "Exists")), ROOM // 2)
+NAMED = asking([container(CARD)], affinity=required(*HALF), nodeName="n" * (ROOM // 2 - 1024))
+"""A pod with hundreds of terms, each of which got a node name of 30 KiB."""
 
 
 @pytest.mark.timeout(900)
@@ -203,6 +216,10 @@ def test_no_small_review_needs_many_calls_on_the_event_loop() -> None:
     @example(Sent(ALIKE), "/validate", False)
     @example(Sent(PROFILED), "/mutate", False)
     @example(Sent(PROFILED), "/validate", False)
+    @example(Sent(SLICED), "/mutate", False)
+    @example(Sent(SLICED), "/validate", False)
+    @example(Sent(NARROWED), "/mutate", False)
+    @example(Sent(NAMED), "/mutate", False)
     def review(manifest: Manifest, path: str, dry_run: bool) -> None:
         body = review_of(manifest, dryRun=dry_run)
         assert len(body) <= LARGE_REVIEW

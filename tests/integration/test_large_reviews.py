@@ -17,14 +17,29 @@ import pytest
 import structlog
 
 from examples.claims import claim, entry
-from tests.builders import MODEL, Manifest, held_to, pod_of_cores, policy_for, required, requirement, term, vcuda_pod
+from tests.builders import (
+    LABELS,
+    MODEL,
+    Manifest,
+    container,
+    held_to,
+    pod,
+    pod_of_cores,
+    policy_for,
+    required,
+    requirement,
+    term,
+    vcuda_pod,
+)
 from tests.integration.reviews import review_of
+from tests.tables import cases
 from tests.waiting import PATIENT
 from vcuda import k8s_types
-from vcuda.admission_review import MOST_REPAIRED
+from vcuda.admission_review import MOST_OF_PATCH, MOST_REPAIRED
 from vcuda.errors import BadReview, Dropped, DropReason, Unavailable
 from vcuda.placement.nodes import Nodes
-from vcuda.quota.model import Limit, NamespaceQuota, Usage
+from vcuda.quota.model import Limit, Mode, NamespaceQuota, Usage
+from vcuda.requests.mig import MigSlices
 from vcuda.requests.resources import CardModels, GpuResources, ProductRow
 from vcuda.shallow import shallow
 from webhook.admission import LARGE_REVIEW, MOST_STEPS, Gate, Service
@@ -114,6 +129,60 @@ async def test_a_small_pod_whose_decision_takes_long_is_decided_by_the_thread_wi
         assert answers[-1]["response"]["allowed"]
     assert answers[0] == answers[1]
     assert decided_by == {threading.current_thread().name, "large-review_0"}
+
+
+@in_a_loop
+async def test_a_small_pod_with_many_mig_profiles_is_decided_by_the_thread_in_any_namespace() -> None:
+    """Each profile is compared with the cards whose slices `gpu_models` states."""
+    models = CardModels({"M40": ProductRow(mig=MigSlices(7, 8), memory=80 * 1024)})
+    policy = msgspec.structs.replace(
+        policy_for(NamespaceQuota({"M40": Limit(400)})), resources=GpuResources(models=models)
+    )
+    limits = {f"nvidia.com/mig-{n % 9 + 1}g.{n + 1000}gb": "1" for n in range(MOST_STEPS + 1)}
+    for namespace, allows in (("team-a", False), ("unlimited", True)):
+        decided_by: list[str] = []
+
+        def current() -> PolicySnapshot:
+            decided_by.append(threading.current_thread().name)  # noqa: B023  # it is called in this round only
+            return policy
+
+        raw = body(vcuda_pod(limits), namespace=namespace)
+        assert len(raw) < LARGE_REVIEW
+        assert await allowed(service(MemoryLedgers(), policy=current), "/mutate", raw) == allows
+        assert decided_by[-1] == "large-review_0"
+
+
+MANY = term(requirement("a", "Exists"))
+MANY_VALUES = {f"node-{n}": {MODEL: f"GRID-{n:050}"} for n in range(100)}
+"""Nodes of one model with a hundred long values of the model label."""
+
+
+@cases(
+    "manifest, mode",
+    a_long_node_name=(vcuda_pod(nodeName="n" * 2**15, affinity=required(*[MANY] * 500)), Mode.ENFORCE),
+    with_a_quota_that_only_warns=(vcuda_pod(nodeName="n" * 2**15, affinity=required(*[MANY] * 500)), Mode.WARN),
+    many_label_values_of_the_model=(vcuda_pod(affinity=required(*[MANY] * 5000)), Mode.ENFORCE),
+    many_pools=(
+        pod(container(), resourceClaims=[{"name": "c", "resourceClaimName": "c"}], affinity=required(*[MANY] * 5000)),
+        Mode.ENFORCE,
+    ),
+)
+@in_a_loop
+async def test_a_pod_whose_patch_is_too_large_is_rejected_with_the_bound(manifest: Manifest, mode: Mode) -> None:
+    """Each term of the pod's node affinity gets the same requirements, which may be long."""
+    named = CardModels({"M40": ProductRow(("GRID-*",))})
+    pools = tuple(f"pool-{n:050}" for n in range(100)) if "resourceClaims" in manifest["spec"] else ()
+    quota = NamespaceQuota({"M40": Limit(400)}, pools=pools, mode=mode)
+    policy = policy_for(quota, nodes=Nodes.of(MANY_VALUES, LABELS, named=named))
+    policy = msgspec.structs.replace(policy, resources=GpuResources(models=named), claims=policy.claim_policy)
+    webhook = service(MemoryLedgers(), policy=lambda: policy)
+    answer = await webhook.answer("/mutate", body(manifest), ReviewDeadline.after(60), "team-a")
+    response = json.loads(answer)["response"]
+    status = response["status"]
+    assert (response["uid"], status["code"]) == ("review", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+    assert f"have more than {MOST_OF_PATCH} bytes (8 MiB)" in status["message"]
+    assert status["message"].endswith("Use fewer terms")
+    assert "patch" not in response
 
 
 def too_deep(size: int) -> bytes:

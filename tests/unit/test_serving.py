@@ -2,16 +2,17 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from tests.both_calls import Webhook, patched
-from tests.builders import LABELS, MODEL, Manifest, held_to, policy_for, vcuda_pod, view
+from tests.builders import LABELS, MODEL, Manifest, held_to, policy_for, required, requirement, term, vcuda_pod, view
 from tests.tables import cases
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import Hints
 from vcuda.placement.registers import Card, Registers
-from vcuda.placement.serving import HOSTNAME, MOST_AVOIDED, reaches
+from vcuda.placement.serving import HOSTNAME, MOST_AVOIDED, MOST_OF_AVOIDED, reaches
 from vcuda.quota.model import Limit, Mode, NamespaceQuota
 from vcuda.requests.config import parse_config
 from vcuda.requests.resources import GpuResources
@@ -166,6 +167,30 @@ def test_a_pod_is_not_narrowed_by_more_names_than_fit_into_it() -> None:
     assert (
         created(webhook(cluster(p1=("A100", {}), **many), "A100"), vcuda_pod(WHOLE, **IGNORED))[1] == "hami-scheduler"
     )
+
+
+@pytest.mark.parametrize("fields", [IGNORED, {"schedulerName": "volcano"}], ids=["opted out", "its own scheduler"])
+def test_a_pod_is_not_narrowed_if_its_terms_would_repeat_too_many_names(fields: dict[str, Any]) -> None:
+    """Each term of the node affinity gets the names of all excluded nodes."""
+    host = "h" * 63
+    labels = {f"h{n}": {MODEL: "A100", HOSTNAME: f"{host[:60]}{n:03}"} for n in range(MOST_AVOIDED)}
+    nodes = Nodes.of({**labels, "p1": {MODEL: "A100", HOSTNAME: "host-p1"}}, LABELS, dict.fromkeys(labels, HAMI))
+    asked = webhook(nodes, "A100")
+    most = MOST_OF_AVOIDED // (MOST_AVOIDED * len(host))
+    several = term(requirement("zone", "Exists"))
+    scheduler = fields.get("schedulerName", "")
+    narrowed = vcuda_pod(WHOLE, affinity=required(*[several] * most), **fields)
+    assert created(asked, narrowed) == ("A100", scheduler)
+    stored = view(patched(narrowed, asked.mutate(narrowed).patch))
+    assert not reaches(stored, nodes, HOSTNAME, [f"{host[:60]}000"])
+    larger = vcuda_pod(WHOLE, affinity=required(*[several] * (most + 1)), **fields)
+    answer = asked.mutate(larger)
+    assert len(msgspec.json.encode(answer.patch)) < 1000 * (most + 1)
+    if not scheduler:
+        assert created(asked, larger) == ("A100", "hami-scheduler")
+        return
+    refused = asked.validate(patched(larger, answer.patch))
+    assert "spec.schedulerName must be hami-scheduler or empty, because volcano may" in refused.message
 
 
 def test_a_quota_that_only_warns_admits_a_pod_that_no_node_can_serve() -> None:

@@ -65,7 +65,7 @@ OUTCOMES = {
     ),
     "too-large": (
         "the object was rejected with 413,"
-        " because its review exceeds 3 MiB, or 256 KiB with values that cannot be decoded"
+        " because its review exceeds 3 MiB, or 256 KiB with values that cannot be decoded, or its patch exceeds 8 MiB"
     ),
     "bad-request": "the request was rejected, because the registration of the webhook is wrong",
     "quota-accepted": "`/quota` accepted the quota document, which is valid",

@@ -18,7 +18,7 @@ from tools.reference.examples import (
 )
 from tools.reference.pod_answers import CARD, SMALL, Answering, charge
 from tools.reference.told import Told
-from vcuda.admission_review import API_VERSION, KIND, TOO_DEEP, AdmissionReview, GroupVersionKind
+from vcuda.admission_review import API_VERSION, KIND, PATCH_TOO_LARGE, TOO_DEEP, AdmissionReview, GroupVersionKind
 from vcuda.errors import BadReview, Dropped, LedgerLost, ListOverdue, UnreadableLedger
 from vcuda.k8s_types import ConfigMap, ObjectMeta
 from vcuda.kube import NamedLedger
@@ -97,6 +97,10 @@ def undecided() -> list[Told]:
         ),
         *(Told(text, elsewhere) for text in (_not_ready(stopping), *_dropped())),
         Told(TOO_DEEP, "Make the values of the object less deep. For a claim, these are usually its `parameters`."),
+        Told(
+            PATCH_TOO_LARGE,
+            "Use fewer `nodeSelectorTerms` in the required node affinity of the pod, and a valid `nodeName` or none.",
+        ),
         Told(
             TOO_LARGE,
             "Make the object smaller. For a pod, `kubectl get pod -o json | wc -c` shows about its size.",

@@ -14,6 +14,9 @@ from vcuda.placement.serving import DEFAULT_SCHEDULER, HOSTNAME
 from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.requests.schemes import ALLOCATION_LABELS, CREATION_ANNOTATIONS, Scheme
 
+BYTES_OF_A_STEP = 1024
+"""The number of bytes of a patch whose encoding takes as long as a step (see `Check`)."""
+
 
 class Hints(msgspec.Struct, frozen=True):
     """Settings for the JSON Patch of a pod. ``scheduler`` and ``avoided`` may depend on the pod."""
@@ -91,15 +94,15 @@ def patch_for(
     return [*remove, *_schedule(pod, required, hints, check), *_annotate(pod, {**types, MODEL_ANNOTATION: model})]
 
 
-def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:
+def unpinned_patch(pod: Pod, hints: Hints, check: Check = no_check) -> list[Operation]:
     """Return the JSON Patch operations for a pod that is not limited to a GPU model: they set its scheduler."""
     # The pod gets the GPU scheduler, because another scheduler could give it a card that another pod uses.
-    return [*_schedule(pod, [], hints)]
+    return [*_schedule(pod, [], hints, check)]
 
 
-def pools_patch(pod: Pod, pools: tuple[str, ...], hints: Hints) -> list[Operation]:
+def pools_patch(pod: Pod, pools: tuple[str, ...], hints: Hints, check: Check = no_check) -> list[Operation]:
     """Return the patch operations that limit a pod with ResourceClaims to ``pools``; none if ``pools`` is empty."""
-    return [*_require(pod.spec, [_NewRequirement(hints.labels.pool, pools)] if pools else [], [])]
+    return [*_require(pod.spec, [_NewRequirement(hints.labels.pool, pools)] if pools else [], [], check)]
 
 
 def unrecorded_patch(pod: Pod) -> list[Operation]:
@@ -151,6 +154,8 @@ def _require(
     # Affinity terms are ORed, so every term gets the requirements. A pod without required node affinity gets one.
     terms = required_terms(spec)
     if terms is not None:
+        repeated = sum(len(value) for each in (*labels, *fields) for value in each.values)
+        check(len(terms) * repeated // BYTES_OF_A_STEP)
         base = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms"
         for index, term in enumerate(terms):
             check()

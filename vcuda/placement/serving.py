@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from vcuda.k8s_types import Pod
-from vcuda.placement.affinity import NodeSelection
+from vcuda.placement.affinity import NodeSelection, required_terms
 from vcuda.placement.nodes import Nodes
 from vcuda.requests.pod_request import PodRequest
 
@@ -19,6 +19,9 @@ HOSTNAME = "kubernetes.io/hostname"
 
 MOST_AVOIDED = 256
 """Maximum number of nodes that the node affinity of a pod excludes. The affinity lists the names of these nodes."""
+
+MOST_OF_AVOIDED = 2**18
+"""Maximum total length of the names of excluded nodes. Each term of the node affinity repeats all names."""
 
 DEFAULT_SCHEDULER = "default-scheduler"
 
@@ -61,7 +64,8 @@ def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str
     plain = every & ~with_register
     if keeps and plain and with_register.bit_count() <= MOST_AVOIDED:
         avoided = nodes.index.values_on(with_register, HOSTNAME)
-        if None not in avoided:
+        repeated = max(len(required_terms(pod.spec) or ()), 1)
+        if None not in avoided and repeated * sum(map(len, map(str, avoided))) <= MOST_OF_AVOIDED:
             return ServedBy(plain, None, tuple(sorted(map(str, avoided))))
     return ServedBy(with_register, placing)
 

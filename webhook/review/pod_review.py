@@ -161,7 +161,8 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
         if not review.claims:
             return msgspec.structs.replace(_not_charged(review), patch=removed)
         # A pod that requests cards only by ResourceClaims is not pinned, because each of its claims is pinned.
-        in_pools = patches.pools_patch(review.pod, review.quota.pools, create.policy.hints)
+        pools, hints = review.quota.pools, create.policy.hints
+        in_pools = patches.pools_patch(review.pod, pools, hints, create.deadline.check)
         return AdmissionResponse("claims", patch=[*in_pools, *removed], warnings=review.warnings())
     asked = review.request
     candidates = placement.find_candidates(
@@ -169,7 +170,8 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
         check=create.deadline.check,
     )
     if not candidates.models:
-        return _without_model(review, candidates.sentence("pod", review.namespace, review.quota))
+        sentence = candidates.sentence("pod", review.namespace, review.quota)
+        return _without_model(review, sentence, create.deadline.check)
 
     def patch(model: str) -> Sequence[Operation]:
         types = card_types.annotations_for(
@@ -182,14 +184,13 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
     return await pin(create, review, allowed)
 
 
-def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
+def _without_model(review: PodReview, sentence: str, check: Check) -> AdmissionResponse:
     if review.enforced:
         return verdicts.refused(review, "not-allowed", sentence)
     # The quota only warns or audits, so this pod runs and may get a card. The patch sets the scheduler that allocates
     # the cards, because another scheduler could give the same card to two pods.
-    return AdmissionResponse(
-        "unpinned", patch=patches.unpinned_patch(review.pod, review.hints(None)), scheme=review.scheme
-    )
+    patch = patches.unpinned_patch(review.pod, review.hints(None), check)
+    return AdmissionResponse("unpinned", patch=patch, scheme=review.scheme)
 
 
 async def validate(create: verdicts.Creation) -> AdmissionResponse:
