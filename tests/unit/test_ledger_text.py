@@ -5,12 +5,14 @@ import uuid
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from tests.tables import cases
 from vcuda.ledger.ledger import MOST_PENDING, Ledger, Pending, Terminating
 from vcuda.ledger.text import read_ledger, write_ledger
-from vcuda.quota.model import Charge
+from vcuda.quota.model import Charge, total
+from vcuda.quota.terms import MOST_SHARES
+from vcuda.requests.pod_request import MOST_UNITS
 
 ANY_PARTS = st.builds(Fraction, st.integers(0, 10**6), st.sampled_from((1, 2, 3, 6, 7, 8, 14, 42, 47, 10_000)))
 ANY_CORES = st.integers(0, 800) | ANY_PARTS
@@ -33,6 +35,19 @@ ANY_LEDGERS = st.builds(
 
 @given(ANY_LEDGERS)
 def test_a_ledger_is_read_back_as_it_was_written(ledger: Ledger) -> None:
+    assert read_ledger(write_ledger(ledger)) == ledger
+
+
+LARGEST = Charge(MOST_UNITS * MOST_UNITS, MOST_UNITS * MOST_UNITS, MOST_UNITS * MOST_UNITS)
+"""At least the charge of one container, by the largest amounts that tenants can write."""
+
+
+@given(st.lists(st.integers(1, MOST_SHARES), max_size=MOST_SHARES), st.integers(1, 10**6), st.integers(1, 15_000))
+@example([*range(1, MOST_SHARES + 1)], 10**6, 15_000)
+def test_the_largest_sums_that_tenants_can_cause_are_read_back(parts: list[int], pods: int, containers: int) -> None:
+    """The charges of MIG profiles and shares have fractions, so a sum can have their common denominator."""
+    fractions = [Charge(Fraction(100, part), 0, Fraction(100, part)) for part in parts]
+    ledger = Ledger({"M40": total([LARGEST * (pods * containers), *fractions])})
     assert read_ledger(write_ledger(ledger)) == ledger
 
 
@@ -75,7 +90,7 @@ COUNTED = '{"format": 1, "committed": {}, "podResourceVersion": "", "pending": {
     a_part_of_a_core_that_is_not_exact=COUNTED % '{"cores": 14.2857}, ""',
     a_denominator_that_no_charge_has=COUNTED % '{"cores": "100/53"}, ""',
     a_denominator_of_0=COUNTED % '{"cores": "100/0"}, ""',
-    an_endless_numerator=COUNTED % f'{{"cores": "{"9" * 41}/7"}}, ""',
+    an_endless_numerator=COUNTED % f'{{"cores": "{"9" * 65}/7"}}, ""',
     cores_of_another_type=COUNTED % '{"cores": true}, ""',
     pod_version_without_digits='{"format": 1, "committed": {}, "podResourceVersion": "x", "pending": {}}',
     claim_version_without_digits=VERSIONS % '"claimResourceVersion": "x"',

@@ -7,7 +7,7 @@ import pytest
 from tests.builders import Manifest, container, pod, sidecar, vcuda_pod, view
 from tests.tables import cases
 from vcuda.quota.model import Charge
-from vcuda.requests.pod_request import asks_for_vcuda, read_request
+from vcuda.requests.pod_request import MOST_UNITS, asks_for_vcuda, read_request
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme
 
 CORES, MEMORY = GPU_MANAGER.cores, GPU_MANAGER.memory
@@ -217,6 +217,14 @@ def test_an_amount_that_is_no_whole_number_is_rejected(resource: str, amount: st
     """The wrong amount may cause further faults, which are not reported."""
     sentence = f"{LIMITS}[{resource}]: must be a whole number of at least 0: {why}"
     assert refusals(vcuda_pod({resource: amount})) == [sentence]
+
+
+@pytest.mark.parametrize("resource", [name for scheme in SCHEMES for name in scheme.resources])
+def test_an_amount_beyond_every_cluster_is_rejected_and_charged_as_the_largest(resource: str) -> None:
+    """In modes warn and audit such a pod is admitted. The sums of the ledger must stay readable."""
+    asked = vcuda_pod({resource: str(2**53)})
+    assert refusals(asked) == [f"{LIMITS}[{resource}]: must be at most {MOST_UNITS}; got {2**53}"]
+    assert read_request(view(asked)).charge == read_request(view(vcuda_pod({resource: MOST_UNITS}))).charge
 
 
 WITHIN = "must be a whole number from {} (the requested cores) to 100"

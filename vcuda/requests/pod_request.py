@@ -18,7 +18,7 @@ SIDECAR = "Always"
 NONE = (0, "0")
 """The amount zero of a resource, as a number (people may write one) and as a string (the API server stores one)."""
 MOST_UNITS = 10_000_000
-"""The most units of one resource in a container: 2,000 for each of the 5,000 nodes that Kubernetes supports."""
+"""The most of one resource in a container: 2,000 for each of the 5,000 nodes that Kubernetes supports."""
 _PERCENT = re.compile(r"[0-9]{1,3}", re.ASCII)
 
 
@@ -225,14 +225,14 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
     if len(schemes) > 1:
         names = " and ".join(scheme.name for scheme in schemes)
         faults.append(Fault(base, f"a container must request resources of only one vendor; got resources of {names}"))
-    charges, per_card, misshapen = _read_units(base, amounts, known)
+    charges, per_card = _read_units(amounts, known)
     scheme = schemes[0] if schemes else None
     has_unit_share = any(0 < (known.unit_of(name) or NOTHING).cores < CORES_PER_CARD for name in charges)
     limits = known.limits_without_scheme if has_unit_share else ()
     if scheme:
         read = _read_counted if scheme.count else _read_cores
-        charge, cores, wrong_shape = read(base, scheme, amounts)
-        per_card, misshapen = max(per_card, cores), [*wrong_shape, *misshapen]
+        charge, cores, misshapen = read(base, scheme, amounts)
+        per_card, faults = max(per_card, cores), faults or misshapen
         charges[scheme.name] = charge
         # The vendor's library limits only shares: less than all cores, or less than all memory, of a card.
         if cores < CORES_PER_CARD or charge.card_memory < charge.cores:
@@ -241,7 +241,7 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
     plain = plain if plain in charges else ""
     by_memory = scheme.name if scheme and scheme.cores_by_memory and scheme.cores not in amounts else ""
     return ContainerCharge(
-        *(scheme, charges, per_card, (*(faults or misshapen),)),
+        *(scheme, charges, per_card, (*faults,)),
         plain=plain,
         by_memory=by_memory,
         limits=limits,
@@ -277,14 +277,15 @@ def _amounts(base: str, resources: Mapping[str, Quantity], known: GpuResources) 
             faults.append(_fault(base, name, f"must be a whole number of at least 0: {cut(str(error))}"))
             amounts[name] = 0
         else:
+            if amount > MOST_UNITS:
+                faults.append(_fault(base, name, f"must be at most {MOST_UNITS}; got {amount}"))
             if amount:
-                amounts[name] = amount
+                amounts[name] = min(amount, MOST_UNITS)
     return amounts, sorted(faults)
 
 
-def _read_units(base: str, asked: Mapping[str, int], known: GpuResources) -> tuple[dict[str, Charge], int, list[Fault]]:
+def _read_units(asked: Mapping[str, int], known: GpuResources) -> tuple[dict[str, Charge], int]:
     charges: dict[str, Charge] = {}
-    faults = []
     per_card = 0
     for name, count in asked.items():
         worth = known.unit_of(name) if name not in known.scheme_of else None
@@ -292,10 +293,8 @@ def _read_units(base: str, asked: Mapping[str, int], known: GpuResources) -> tup
             continue
         # One unit may be charged several cards. The unit takes at most all 100 cores of each of these cards.
         per_card = max(per_card, min(math.ceil(worth.cores), CORES_PER_CARD)) if count else per_card
-        if count > MOST_UNITS:
-            faults.append(_fault(base, name, f"must be at most {MOST_UNITS}; got {count}"))
-        charges[name] = worth * min(count, MOST_UNITS)
-    return charges, per_card, faults
+        charges[name] = worth * count
+    return charges, per_card
 
 
 def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Charge, int, list[Fault]]:
