@@ -72,6 +72,7 @@ $(VENV)/docs-installed: setup.cfg $(VENV)/installed
 	touch $@
 
 chart: $(VENV)/installed  ## Write the templates of the Helm chart from the kustomize base and components
+	$(BIN)/python -m tools.policies
 	$(ASSETS) $(BIN)/python -m tools.chart
 
 install-yaml: $(VENV)/installed  ## Write build/install.yaml for `kubectl apply -f`; IMAGE=REGISTRY/vcuda-quota:TAG, and COMPONENTS="hami cert-manager" or NAMES="--system-namespace=gpu" for more

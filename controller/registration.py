@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from vcuda import errors
 from vcuda.kube import Kube, objects
-from vcuda.registration import CALLED, DECLARED, PROBE, MissingObject, summary
+from vcuda.registration import CALLED, DECLARED, PROBE, VALIDATING, MissingObject, summary
 
 INTERVAL_SECONDS = 60.0
 # The API server applies a new policy or label a moment later. So a policy counts as ignored only after some attempts.
@@ -27,6 +27,11 @@ NO_WEBHOOKS = MissingObject(
     *("AdmissionPlugin", "ValidatingAdmissionWebhook"),
     "is disabled: the API server does not call webhook config.quota.vcuda.io",
 )
+NO_TRUST = MissingObject(
+    *(VALIDATING, "vcuda-quota"), "has a caBundle by which the API server does not trust the webhook's certificate"
+)
+UNTRUSTED = "x509:"
+"""The API server's answer contains this text if it does not trust the certificate of a webhook that it calls."""
 PLUGINS = tuple((each.kind, each.name) for each in (NO_POLICIES, NO_WEBHOOKS))
 
 # No policy applies to the probe in kube-system, and webhook config.quota.vcuda.io is called for its label.
@@ -86,6 +91,8 @@ class RegistrationWatch(Collector):
                 lacks = not any(probe() or wait(PAUSE_SECONDS) for _ in range(ATTEMPTS))
             except errors.VcudaError as error:
                 lacks, failure = each in (self._missing or ()), error
+                if UNTRUSTED in str(error):
+                    missing, failure = [*missing, NO_TRUST], None
             if lacks:
                 missing = [*missing, each]
         self._keep(missing)

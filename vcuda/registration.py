@@ -1,10 +1,14 @@
 """Finds what is missing of the webhooks and policies that the manifests declare to the API server.
 
-Each webhook configuration declares its webhooks in an annotation. The policies are declared by their names below.
+Each webhook configuration declares its webhooks in an annotation. The file policies.json declares the policies.
 """
 
+import base64
+import functools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
 from typing import Any, NamedTuple
 
 from vcuda import documents, errors
@@ -55,6 +59,29 @@ LONGEST_REASON = 200
 SELECTING = ("namespaceSelector", "objectSelector", "matchConditions")
 """The fields of a webhook that select requests. The API server adds nothing to them, so they must be as declared."""
 
+_DEFAULTS: Mapping[str, object] = {
+    "matchPolicy": "Equivalent",
+    "namespaceSelector": {},
+    "objectSelector": {},
+    "scope": "*",
+}
+"""The fields of a policy that the API server adds."""
+
+_TEXTS = ("message", "reason")
+"""The fields of a policy's validations that only decide how a rejection reads."""
+
+_OUR_NAMESPACES: tuple[str, ...] = ("vcuda-quota", "vcuda-quota-ledgers", "vcuda-quota-node")
+
+_OWN_VALUES: Mapping[str, str] = {
+    "kube-system/gpuquota": r"[^/\"]{1,63}/[^\"]{1,253}",
+    '"gpuquota"': r'"[^"]{1,253}"',
+    "gpu_quota": r"[-._a-zA-Z0-9]{1,253}",
+    "> 600": r">\ [0-9]{1,9}",
+}
+"""The parts of the policies that an installation may change, with patterns of their possible values."""
+
+_PEM = re.compile("-----BEGIN CERTIFICATE-----([^-]*)-----END CERTIFICATE-----")
+
 Json = dict[str, Any]
 
 
@@ -75,14 +102,16 @@ class MissingObject(NamedTuple):
 
 def find_missing(get: Callable[[str, str], Json | None]) -> Sequence[MissingObject]:
     """Return the objects that are missing or differ. ``get``: returns an object by kind and name; None if absent."""
-    found = []
+    found, namespaces = [], _OUR_NAMESPACES
     for kind, name in DECLARED:
         try:
             stored = get(kind, name)
         except errors.Forbidden as error:
             found.append(MissingObject(kind, name, f"cannot be read: {error}"))
             continue
-        reason = "does not exist" if stored is None else _difference(kind, stored)
+        if kind == VALIDATING and stored:
+            namespaces = _named_namespaces(stored)
+        reason = "does not exist" if stored is None else _difference(kind, stored, namespaces)
         if reason:
             found.append(MissingObject(kind, name, reason))
     return found
@@ -116,13 +145,61 @@ def read_declaration(text: object) -> list[Json]:
     return found
 
 
-def _difference(kind: str, stored: Json) -> str:
+def comparable(value: Any) -> Any:
+    """Return a policy's spec, or a part of it, without texts for people and without fields that the API server adds."""
+    if isinstance(value, dict):
+        kept = {key: comparable(each) for key, each in value.items() if key not in _TEXTS}
+        return {key: each for key, each in kept.items() if key not in _DEFAULTS or each != _DEFAULTS[key]}
+    return [*map(comparable, value)] if isinstance(value, list) else value
+
+
+@functools.cache
+def _policies() -> Mapping[str, Json]:
+    declared: Mapping[str, Json] = json.loads(resources.files(__package__).joinpath("policies.json").read_bytes())
+    return declared
+
+
+def _named_namespaces(configuration: Json) -> tuple[str, ...]:
+    """Return the namespaces that the declaration of the webhooks leaves out, in place of `_OUR_NAMESPACES`."""
+    text = (configuration["metadata"].get("annotations") or {}).get(ANNOTATION, "")
+    found = re.search(r"values:\s*\[?\s*(?:-\s*)?kube-system((?:[,\s-]+[a-z0-9][-a-z0-9]{0,62}){3})", text)
+    return tuple(re.findall(r"[a-z0-9][-a-z0-9]*", found[1])) if found else _OUR_NAMESPACES
+
+
+def _changed_fields(name: str, spec: Json, namespaces: Sequence[str]) -> str:
+    """Return the names of the fields in which a stored policy differs from the manifests; empty if there are none."""
+    declared, stored = _policies()[name], comparable(spec)
+    return ", ".join(
+        key
+        for key in sorted({*declared, *stored})
+        if not re.fullmatch(_pattern(declared.get(key), namespaces), json.dumps(stored.get(key), sort_keys=True))
+    )
+
+
+def _pattern(declared: object, namespaces: Sequence[str]) -> str:
+    """Return a regular expression for the JSON of a field. ``namespaces``: ours, in the order of `_OUR_NAMESPACES`."""
+    text = re.escape(json.dumps(declared, sort_keys=True))
+    for default, own in zip(_OUR_NAMESPACES, namespaces, strict=True):
+        # The default names also occur as the names of other objects, so they are always accepted.
+        word, either = re.escape(re.escape(default)), f"(?:{re.escape(own)}|{re.escape(default)})"
+        text = re.sub(rf"(?<![\w-]){word}(?![\w-]|\\-)", either.replace("\\", r"\\"), text)
+    for value, allowed in _OWN_VALUES.items():
+        text = text.replace(re.escape(value), allowed)
+    return text
+
+
+def _difference(kind: str, stored: Json, namespaces: Sequence[str]) -> str:
     if kind == BINDING:
         # A binding with another action, or with a selector of requests, does not enforce its policy.
         wanted = {"policyName": stored["metadata"]["name"], "validationActions": ["Deny"]}
         return "" if stored["spec"] == wanted else "does not bind its policy with the action Deny for all requests"
     if kind == POLICY:
-        return "" if stored["spec"].get("failurePolicy") == "Fail" else "does not have the failurePolicy Fail"
+        changed = _changed_fields(stored["metadata"]["name"], stored["spec"], namespaces)
+        return changed and f"differs from the manifests in {changed}"
+    return _unlike_declared(stored)
+
+
+def _unlike_declared(stored: Json) -> str:
     text = (stored["metadata"].get("annotations") or {}).get(ANNOTATION)
     if text is None:
         return f"lacks the annotation {ANNOTATION}"
@@ -134,7 +211,17 @@ def _difference(kind: str, stored: Json) -> str:
     if not registered:
         return "has no webhooks yet, because no replica of the webhook has answered, or because they were removed"
     lost = [webhook["name"] for webhook in declared if not _as_declared(webhook, registered.get(webhook["name"]))]
-    return f"lacks or changes the webhooks {', '.join(lost)}" if lost else ""
+    if lost:
+        return f"lacks or changes the webhooks {', '.join(lost)}"
+    # `vcuda-certs rotate` writes its CA into every caBundle, and keeps other CAs that a caBundle has.
+    bundles = (registered[webhook["name"]]["clientConfig"]["caBundle"] for webhook in declared)
+    trusted = frozenset.intersection(*map(_certificates_of, bundles))
+    return "" if trusted else "has webhooks whose caBundles have no common CA"
+
+
+def _certificates_of(bundle: str) -> frozenset[str]:
+    found = _PEM.findall(base64.b64decode(bundle).decode(errors="replace"))
+    return frozenset("".join(each.split()) for each in found) or frozenset({bundle})
 
 
 def _as_declared(webhook: Json, registered: Json | None) -> bool:

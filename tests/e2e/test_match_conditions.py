@@ -21,6 +21,7 @@ from tests.e2e.installation import make_certificates
 from tests.e2e.json_server import answering, ca_bundle, reviewed
 from tests.match_conditions import ASKING, ORDINARY, PLAIN, RUNTIME_CLASS
 from tests.rendered import BASE, rendered, webhooks
+from vcuda.registration import BINDING, MUTATING, POLICY, VALIDATING, find_missing
 
 MUTATE, VALIDATE = "/mutate", "/validate"
 FAILING = "object.spec.nosuch == 'a field that no pod has'"
@@ -266,3 +267,15 @@ def test_a_failing_condition_of_validate_rejects_every_pod(cluster: Cluster, ask
     assert f"expression '{FAILING}' resulted in error: no such key: nosuch" in refused.message
     assert calls(asked) == []
     assert cluster.pods(apart) == []
+
+
+def test_each_policy_of_the_manifests_is_stored_as_it_is_declared(cluster: Cluster) -> None:
+    """The API server adds fields with default values. A dry run returns the policy as it would be stored."""
+    stored: dict[tuple[str, str], Json] = {}
+    for manifest in (each for each in rendered(BASE) if each["kind"] in (POLICY, BINDING)):
+        name = manifest["metadata"]["name"]
+        answer = cluster.try_create({**manifest, "metadata": {"name": f"dry.{name}"}}, dryRun="All")
+        assert answer.status == HTTPStatus.CREATED, answer.message
+        stored[manifest["kind"], name] = {**answer.body, "metadata": {"name": name}}
+    webhooks_of = (MUTATING, VALIDATING)
+    assert [each for each in find_missing(lambda *of: stored.get(of)) if each.kind not in webhooks_of] == []

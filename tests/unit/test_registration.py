@@ -1,8 +1,11 @@
 """The check that the API server has the webhooks and policies of the manifests, and applies them."""
 
+import base64
 import json
+import re
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from controller.registration import RegistrationWatch
 from tests.api_double import ApiDouble
 from tests.rendered import MANIFESTS
 from tests.tables import cases
+from tools import policies
 from vcuda.errors import Conflict, Forbidden, Unavailable, VcudaError
 from vcuda.registration import (
     ANNOTATION,
@@ -26,6 +30,7 @@ from vcuda.registration import (
     RESOURCES,
     VALIDATING,
 )
+from vcuda.x509 import make_authority
 
 Json = dict[str, Any]
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
@@ -106,6 +111,15 @@ def annotated(text: str | None) -> Callable[[ApiDouble], None]:
     return lambda api: api.objects[OF_VALIDATING]["metadata"].update(annotations=annotations)
 
 
+def validation(**fields: object) -> Callable[[ApiDouble], None]:
+    return lambda api: api.objects[OF_POLICY]["spec"]["validations"][0].update(fields)
+
+
+def constraint(**fields: object) -> Callable[[ApiDouble], None]:
+    return lambda api: api.objects[OF_POLICY]["spec"]["matchConstraints"].update(fields)
+
+
+SERVICE = {"service": {"namespace": "vcuda-quota", "name": "vcuda-webhook", "path": "/validate", "port": 443}}
 NEVER = {"name": "never", "expression": "false"}
 NARROWED = [{"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]}]
 
@@ -146,7 +160,35 @@ NARROWED = [{"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "o
     ),
     annotation_removed=(annotated(None), VALIDATING, f"lacks the annotation {ANNOTATION}"),
     annotation_unusable=(annotated("7"), VALIDATING, "the value must be a list of webhooks"),
-    policy_ignores_failures=(spec(OF_POLICY, failurePolicy="Ignore"), POLICY, "does not have the failurePolicy Fail"),
+    ca_bundle_of_another_ca=(
+        first_webhook(OF_VALIDATING, clientConfig={**SERVICE, "caBundle": "T3RoZXI="}),
+        VALIDATING,
+        "has webhooks whose caBundles have no common CA",
+    ),
+    policy_ignores_failures=(
+        spec(OF_POLICY, failurePolicy="Ignore"),
+        POLICY,
+        "differs from the manifests in failurePol",
+    ),
+    policy_admits_all=(validation(expression="true"), POLICY, "differs from the manifests in validations"),
+    policy_without_a_validation=(spec(OF_POLICY, validations=[]), POLICY, "differs from the manifests in validations"),
+    policy_with_a_condition=(
+        spec(OF_POLICY, matchConditions=[NEVER]),
+        POLICY,
+        "differs from the manifests in matchConditions",
+    ),
+    policy_with_another_variable=(
+        spec(OF_POLICY, variables=[{"name": "user", "expression": "''"}]),
+        POLICY,
+        "differs from the manifests in variables",
+    ),
+    policy_with_fewer_rules=(constraint(resourceRules=NARROWED), POLICY, "in matchConstraints"),
+    policy_with_excluded_rules=(constraint(excludeResourceRules=NARROWED), POLICY, "in matchConstraints"),
+    policy_without_a_namespace=(
+        constraint(namespaceSelector={"matchLabels": {"kubernetes.io/metadata.name": "team-a"}}),
+        POLICY,
+        "in matchConstraints",
+    ),
     binding_only_audits=(spec(OF_BINDING, validationActions=["Audit"]), BINDING, "does not bind its policy"),
     binding_selects=(spec(OF_BINDING, matchResources={"resourceRules": NARROWED}), BINDING, "does not bind its policy"),
 )
@@ -165,6 +207,75 @@ def test_a_missing_or_changed_object_is_reported_until_it_is_restored(
     assert api.found() == ""
     assert api.metric(kind, name) == 0
     assert api.changes == 2
+
+
+def test_policies_with_the_defaults_and_texts_of_an_api_server_are_as_declared(api: Registered) -> None:
+    for path, stored in api.objects.items():
+        if "/validatingadmissionpolicies/" in path:
+            constraints = stored["spec"]["matchConstraints"]
+            stored["spec"]["matchConstraints"] = {"namespaceSelector": {}, **DEFAULTS, **constraints}
+            for rule in constraints["resourceRules"]:
+                rule.setdefault("scope", "*")
+            for each in stored["spec"]["validations"]:
+                each["message"] = "another text"
+    assert api.found() == ""
+
+
+VALUES = {
+    "namespaces.system": "gpus",
+    "namespaces.ledgers": "ledgers",
+    "namespaces.nodeAgent": "agents",
+    "quota.namespace": "gpu-quotas",
+    "quota.name": "quota",
+}
+
+
+def policies_of_the_chart() -> list[Json]:
+    text = (MANIFESTS / "chart" / "templates" / "policies.yaml").read_text(encoding="utf-8")
+    text = re.sub(r"{{ \.Values\.([\w.]+) }}", lambda found: VALUES[found[1]], text)
+    lines = (line for line in text.splitlines() if "{{" not in line)
+    return [*filter(None, yaml.safe_load_all("\n".join(lines).replace("> 600", "> 300")))]
+
+
+def test_policies_with_the_names_of_an_installation_are_as_declared(api: Registered) -> None:
+    """The chart may rename the namespaces and the quota ConfigMap. An administrator may lower the bound of seconds."""
+    for path in (OF_MUTATING, OF_VALIDATING):
+        text = json.dumps(api.objects[path]).replace("vcuda-quota-ledgers", "ledgers")
+        for form in ("kube-system, {},", '"kube-system", "{}",'):
+            text = text.replace(form.format("vcuda-quota"), form.format("gpus"))
+        api.objects[path] = json.loads(text.replace("vcuda-quota-node", "agents"))
+    for manifest in policies_of_the_chart():
+        api.objects[path_of(manifest)] = manifest
+    assert api.found() == ""
+
+
+def test_a_policy_that_leaves_out_another_namespace_is_reported(api: Registered) -> None:
+    """The name of another namespace stands in place of the ledgers'."""
+    path = OF_POLICY.replace("ledgers", "allocations")
+    text = json.dumps(api.objects[path]).replace("vcuda-quota-ledgers", "team-a")
+    api.objects[path] = json.loads(text)
+    assert "allocations.quota.vcuda.io differs from the manifests in matchConstraints" in api.found()
+
+
+def test_the_declared_policies_are_those_of_the_manifests() -> None:
+    """If this fails, run `make chart`."""
+    assert policies.WRITTEN.read_text(encoding="utf-8") == policies.declared()
+
+
+def test_ca_bundles_with_further_cas_are_as_declared(api: Registered) -> None:
+    """During a rotation, one webhook may have a CA that another does not have yet."""
+    ours, other = (make_authority(datetime.now(UTC)).certificate_pem() for _ in range(2))
+    for bundle, webhook in zip((ours, other + ours, ours), api.objects[OF_VALIDATING]["webhooks"], strict=True):
+        webhook["clientConfig"]["caBundle"] = base64.b64encode(bundle).decode()
+    assert api.found() == ""
+
+
+def test_a_ca_bundle_that_the_api_server_does_not_trust_is_reported(api: Registered) -> None:
+    api.fault = Unavailable("failed calling webhook: x509: certificate signed by unknown authority")
+    assert api.found().endswith("has a caBundle by which the API server does not trust the webhook's certificate")
+    assert api.metric(VALIDATING, "vcuda-quota") == 1
+    api.fault = None
+    assert api.found() == ""
 
 
 def test_a_right_that_the_controller_lacks_is_reported(api: Registered) -> None:

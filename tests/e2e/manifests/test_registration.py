@@ -146,6 +146,14 @@ def test_edited_webhooks_are_reported_and_repaired_by_the_next_run(admin: Cluste
         assert status(system).returncode == 0, status(system).stdout
 
 
+def put(admin: Cluster, path: str, field: str, value: object) -> None:
+    admin.rest.json_patch(path, [{"op": "add", "path": field, "value": value}])
+
+
+def _foreign_ca() -> bytes:
+    return make_authority(datetime.now(UTC)).certificate_pem()
+
+
 LOST: dict[str, Callable[[Cluster], object]] = {
     "ValidatingWebhookConfiguration vcuda-quota does not exist": lambda admin: admin.delete(VALIDATING),
     "MutatingWebhookConfiguration 00-vcuda-quota does not exist": lambda admin: admin.delete(MUTATING),
@@ -158,8 +166,17 @@ LOST: dict[str, Callable[[Cluster], object]] = {
     "ValidatingWebhookConfiguration vcuda-quota lacks or changes the webhooks validate.quota.vcuda.io": (
         lambda admin: admin.rest.json_patch(VALIDATING, [{"op": "remove", "path": "/webhooks/0"}])
     ),
+    "ValidatingWebhookConfiguration vcuda-quota has webhooks whose caBundles have no common CA": lambda admin: put(
+        admin, VALIDATING, "/webhooks/0/clientConfig/caBundle", base64.b64encode(_foreign_ca()).decode()
+    ),
+    "ValidatingAdmissionPolicy claims.quota.vcuda.io differs from the manifests in validations": lambda admin: put(
+        admin,
+        f"{ADMISSION}/validatingadmissionpolicies/claims.quota.vcuda.io",
+        "/spec/validations/0/expression",
+        "true",
+    ),
 }
-"""For each deleted object, the text that reports it."""
+"""For each deleted or changed object, the text that reports it."""
 OFTEN = (
     sys.executable,
     "-c",
@@ -168,7 +185,7 @@ OFTEN = (
 """A controller that checks the registration twice a second instead of once a minute."""
 
 
-def test_everything_that_is_deleted_of_the_registration_is_reported_until_it_is_restored(
+def test_everything_that_is_deleted_or_weakened_of_the_registration_is_reported_until_it_is_restored(
     admin: Cluster, tmp_path: Path
 ) -> None:
     """The documented commands restore it: an apply of the manifests, and a run of the CronJob vcuda-certs."""
