@@ -288,7 +288,7 @@ class Leader:
         if use:
             limited = [each.model for each in use.models]
             warnings = model_warnings(limited, self.nodes.current().models)
-            use = replace(use, warnings=warnings, unregistered=self.registration.text)
+            use = replace(use, warnings=(*use.warnings, *warnings), unregistered=self.registration.text)
         self.publisher.report(namespace, use)
         self.retrier.report(namespace, use)
         self.claim_retrier.report(namespace, use)

@@ -26,6 +26,7 @@ from vcuda.allocations.stored_pods import (
 from vcuda.k8s_types import Decoder, Pod
 from vcuda.kube import Kube, Reflector, segment
 from vcuda.ledger.ledger import (
+    FULL,
     LEAST_TERMINATING_SECONDS,
     Terminating,
     charges_by_model,
@@ -241,7 +242,7 @@ class PodInformer:
             return {}
         # The key contains the end, because the ledger would otherwise keep an earlier end of the same key.
         filling = {model: Terminating(model, EVERY_CARD, math.ceil(left)) for model in nodes.models}
-        return {f"{model}@full@{until:.0f}": each for model, each in filling.items()}
+        return {f"{model}{FULL}{until:.0f}": each for model, each in filling.items()}
 
     def seconds_of(self, pod: KeptPod) -> int:
         """Return for how many seconds the containers of a pod may run after its deletion."""

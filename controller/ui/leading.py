@@ -24,7 +24,7 @@ from vcuda.ledger.report import NamespaceUse
 from vcuda.placement import affinity
 from vcuda.placement.free_cards import FreeCardsByPool, free_by_model
 from vcuda.placement.nodes import Nodes
-from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota
+from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, Mode, NamespaceQuota
 
 SERVICE = "vcuda-page"
 """The Service through which a proxy reaches the usage page of the leader."""
@@ -154,13 +154,13 @@ class LeaderSource:
 
     def _cluster(self) -> Sequence[snapshot.ModelCards]:
         uses, pods = self._leader.publisher.reports(), self._leader.settler.pods
-        # The usage of a limited namespace is read from its usage report, which includes admitted pods that are not yet
-        # stored. The other namespaces have no report, so the charges of their stored pods and claims are added up.
         nodes, claims = self._leader.nodes.current(), self._leader.settler.claims
-        unlimited = {*pods.namespaces(), *claims.namespaces()} - uses.keys()
-        taken = [each for name in unlimited for each in charges_of(pods.pods(name), nodes)]
-        claimed = (found for name in unlimited for _, found in self._leader.charged_claims(name))
-        taken += [each for found in claimed for each in found.charges.items()]
+        others = {*pods.namespaces(), *claims.namespaces()} - {name for name, use in uses.items() if _is_enforced(use)}
+        taken = [
+            each
+            for name in others
+            for each in placed_charges(pods.pods(name), self._leader.charged_claims(name), nodes)
+        ]
         models = cluster_cards(total_cards(self._nodes.snapshot().values(), nodes.named), uses, taken)
         # Only the scheduler extender records which pod uses which card. Without the extender, the free parts of shared
         # cards are unknown.
@@ -223,21 +223,39 @@ def claim_rows(
             yield HolderRow(claim.name, model, math.ceil(charge.cores), memory, node, claim.created, claim=True)
 
 
+def placed_charges(
+    pods: Iterable[StoredPod], claims: Iterable[tuple[StoredClaim, ClaimCharge]], nodes: Nodes
+) -> Iterator[tuple[str, Charge]]:
+    """Yield the GPU model and the charge of each pod that is bound to a node, and of each claim that has devices."""
+    yield from charges_of((pod for pod in pods if pod.node in nodes.labels), nodes)
+    for claim, found in claims:
+        if claim.allocated:
+            yield from found.charges.items()
+
+
+def _is_enforced(use: NamespaceUse) -> bool:
+    return use.mode == Mode.ENFORCE
+
+
 def cluster_cards(
-    cards: Mapping[str, float | None], uses: Mapping[str, NamespaceUse], unlimited: Iterable[tuple[str, Charge]]
+    cards: Mapping[str, float | None], uses: Mapping[str, NamespaceUse], others: Iterable[tuple[str, Charge]]
 ) -> Sequence[snapshot.ModelCards]:
     """Return one entry for each GPU model that a node has, a limit names, or a pod or claim uses.
 
-    ``cards``: the cards of each model on all nodes. ``uses``: the usage report of each limited namespace.
-    ``unlimited``: pairs of a GPU model and a charge, from the pods and claims of all other namespaces.
+    ``cards``: the cards of each model on all nodes. ``uses``: the usage report of each limited namespace. The report
+    includes admitted pods that are not stored yet.
+    ``others``: pairs of a GPU model and a charge, from the placed pods and claims of all namespaces whose quota is not
+    enforced. There, anybody can create pods for more cards than the cluster has. Such pods are never placed.
     """
     used: dict[str, float] = dict.fromkeys(cards, 0.0)
     promised: dict[str, float] = {}
     for model in (model for use in uses.values() for model in use.models):
-        used[model.model] = used.get(model.model, 0.0) + model.used
+        used.setdefault(model.model, 0.0)
         cards_of_limit = (model.memory_limit or 0) / model.card_memory if model.limit is None else model.limit
         promised[model.model] = promised.get(model.model, 0.0) + cards_of_limit
-    for name, charge in unlimited:
+    for model in (model for use in filter(_is_enforced, uses.values()) for model in use.models):
+        used[model.model] += model.used
+    for name, charge in others:
         used[name] = used.get(name, 0.0) + charge.cores / CORES_PER_CARD
     return [
         snapshot.ModelCards(name, cards.get(name), rounded([used[name]]), rounded([promised.get(name, 0.0)]))

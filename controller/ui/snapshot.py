@@ -18,7 +18,7 @@ class ModelCards(msgspec.Struct, frozen=True):
     """The cards of one GPU model in the whole cluster.
 
     ``cards``: the number of cards of all nodes; None if a node does not report its number.
-    ``used``: the cards charged to pods and claims of all namespaces, including pods that are not bound yet.
+    ``used``: the charged cards. Pods and claims that are not placed yet count only if their quota is enforced.
     ``promised``: the sum of all namespaces' limits.
     ``fragmented``: the free parts of partly used cards, which pods for whole cards cannot use; None if unknown.
     """

@@ -5,9 +5,9 @@ import pytest
 
 from tests.builders import LABELS, MODEL, nodes
 from vcuda.allocations.stored_pods import StoredPod
-from vcuda.ledger.ledger import LOST, Ledger, Pending, Reservation, Terminating
+from vcuda.ledger.ledger import FULL, LOST, Ledger, Pending, Reservation, Terminating
 from vcuda.ledger.report import MOST_PODS, ModelUse, NamespaceUse, PodUse
-from vcuda.ledger.reporting import report
+from vcuda.ledger.reporting import FULL_WARNING, report
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
 
@@ -60,6 +60,16 @@ def test_without_an_open_ledger_all_unused_cards_are_reserved() -> None:
     assert use.ledger_lost
     assert (m40.used, m40.reserved, m40.available) == (1, 7, 0)
     assert (p100.reserved, p100.available, p100.memory_reserved, p100.memory_available) == (2.5, 0, 1000, 0)
+
+
+def test_a_namespace_that_counts_as_full_has_no_free_cards_and_uses_no_more_than_its_pods() -> None:
+    """The charges that fill its quota are larger than every cluster."""
+    full = {f"{model}{FULL}600": Terminating(model, Charge(10**7, 10**9), 600) for model in ("M40", "P100")}
+    use = used(Ledger({"M40": ONE_CARD}, terminating={**full, "a": Terminating("M40", ONE_CARD, 30)}))
+    m40, p100 = use.models
+    assert (m40.used, m40.terminating, m40.reserved, m40.available) == (2, 1, 6, 0)
+    assert (p100.used, p100.reserved, p100.available, p100.memory_used, p100.memory_reserved) == (0, 2.5, 0, 0, 1000)
+    assert (use.ledger_lost, use.warnings) == (False, (FULL_WARNING,))
 
 
 def test_used_and_reserved_memory_add_up_to_the_charge() -> None:

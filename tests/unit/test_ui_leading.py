@@ -3,6 +3,8 @@
 import threading
 from datetime import UTC, datetime
 
+import msgspec
+
 from controller.certificates import ServedCertificate
 from controller.ui.leading import (
     SERVICE,
@@ -13,6 +15,7 @@ from controller.ui.leading import (
     cluster_cards,
     fragmented,
     holder_rows,
+    placed_charges,
 )
 from controller.ui.model import HolderRow
 from controller.ui.snapshot import Certificate, ModelCards
@@ -24,7 +27,7 @@ from tests.extended import SYSTEM
 from tests.tables import cases
 from tests.waiting import PATIENT
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
-from vcuda.allocations.stored_pods import StoredPod, charges_of
+from vcuda.allocations.stored_pods import StoredPod
 from vcuda.claims.digest import ClaimDigest, pack
 from vcuda.claims.objects import AllocatedDevice
 from vcuda.placement.free_cards import FreeCards
@@ -71,12 +74,23 @@ def test_a_claim_is_shown_once_for_each_model_with_the_node_of_its_device() -> N
 
 def test_the_cluster_counts_limited_namespaces_by_their_reports_and_the_rest_by_their_pods() -> None:
     uses = {"team-a": namespace_use("team-a", model_use("M40", 8, 3.5, 1), model_use("P100", 2))}
-    free = [pod("x", Charge(50)), pod("y", Charge(25), None, "gpu-1"), pod("z", Charge(100), live=False)]
-    assert cluster_cards({"M40": 16, "A100": 4, "P100": None}, uses, charges_of(free, AT)) == [
+    free = [pod("x", Charge(50), node="gpu-1"), pod("y", Charge(25), None, "gpu-1"), pod("z", Charge(100), live=False)]
+    assert cluster_cards({"M40": 16, "A100": 4, "P100": None}, uses, placed_charges(free, [], AT)) == [
         ModelCards("A100", 4, 0, 0),
         ModelCards("M40", 16, 4, 8),
         ModelCards("P100", None, 0.25, 2),
     ]
+
+
+def test_pods_and_claims_that_no_quota_bounds_use_no_cards_before_they_are_placed() -> None:
+    """Without an enforced quota, one user could otherwise make all cards of the cluster look used."""
+    huge = Charge(10**9, 0, 10**9)
+    uses = {"warned": namespace_use("warned", model_use("M40", 4, 10**7), mode="warn")}
+    claim = StoredClaim("c", "team-b", "c", pack(ClaimDigest()))
+    held = msgspec.structs.replace(claim, allocated=(AllocatedDevice("r0", NVIDIA, "new", "gpu-0"),))
+    pods = [pod("waits", huge), pod("nowhere", huge, node="gone"), pod("runs", Charge(100), node="gpu-1")]
+    claims = [(claim, ClaimCharge({"M40": huge})), (held, ClaimCharge({"M40": Charge(50)}))]
+    assert cluster_cards({"M40": 16}, uses, placed_charges(pods, claims, AT)) == [ModelCards("M40", 16, 1.5, 4)]
 
 
 def test_fragments_are_summed_by_model_in_cards() -> None:

@@ -8,6 +8,7 @@ from examples import claims
 from examples.discovery import A100, A100_PRODUCT, DELETED, NAME, T4, features, found_on, hami, labelled, node
 from tools.reference.told import Chapter, Told
 from vcuda.discovery.names import model_warnings
+from vcuda.ledger.reporting import FULL_WARNING
 
 
 def chapters() -> tuple[Chapter, ...]:
@@ -21,6 +22,11 @@ def chapters() -> tuple[Chapter, ...]:
             "Models without nodes",
             ("`kubectl gpuquota` prints these warnings about models that no node has, and the controller logs them."),
             tuple(_unknown()),
+        ),
+        Chapter(
+            "A namespace that counts as full",
+            ("`kubectl gpuquota` prints this warning. It shows all free cards of the namespace as reserved."),
+            (Told(FULL_WARNING, "Wait for at most `--max-terminating-seconds`. Delete pods without `--force`."),),
         ),
     )
 

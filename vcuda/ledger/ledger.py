@@ -32,6 +32,9 @@ UNSEEN_SECONDS = 30
 """If a stored object disappears and no watch has delivered the deletion, its charge stays for this many seconds. This
 is the default grace period of Kubernetes. The ledger records longer grace periods."""
 
+FULL = "@full@"
+"""This text is in the keys of the terminating charges that fill the quota of a namespace. No uid and model has it."""
+
 NO_MODEL = ""
 """The model of an empty charge, which records in ``pending`` the grace period of a pod whose claims are charged."""
 

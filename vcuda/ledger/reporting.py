@@ -5,12 +5,17 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+import msgspec
+
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod
-from vcuda.ledger.ledger import NO_LIMIT, Ledger
+from vcuda.ledger.ledger import FULL, NO_LIMIT, Ledger
 from vcuda.ledger.report import MOST_PODS, GrantUse, ModelUse, NamespaceUse, PodUse
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import CORES_PER_CARD, Charge, Cores, Granted, NamespaceQuota, Usage, total
+
+FULL_WARNING = "too many pods or claims were deleted by force, so no GPU pod is admitted until all of them have ended"
+"""The warning about a namespace that counts as full."""
 
 
 def report(
@@ -39,7 +44,10 @@ def report(
     for claim, taken in claims:
         for model, charge in taken.charges.items():
             holders.setdefault(model, []).append((claim, charge))
-    usages = ledger.usages()
+    # The charges that fill a quota are larger than every cluster, and no pod uses them. So no figure includes them.
+    terminating = {key: each for key, each in ledger.terminating.items() if FULL not in key}
+    is_full = len(terminating) < len(ledger.terminating)
+    usages = msgspec.structs.replace(ledger, terminating=terminating).usages()
     models = dict.fromkeys([*quota.limits, *filter(nodes.knows, usages)])
     late = [each for uid, each in ledger.pending.items() if uid in unstored]
     used = tuple(
@@ -49,11 +57,13 @@ def report(
         )
         for model in models
     )
-    use = NamespaceUse(namespace, quota.mode.value, used, tuple(sorted(unpinned)))
-    return _closed(use) if ledger.lost else use
+    use = NamespaceUse(namespace, quota.mode.value, used, tuple(sorted(unpinned)), ledger_lost=ledger.lost is not None)
+    use = replace(use, warnings=(FULL_WARNING,)) if is_full else use
+    return _closed(use) if ledger.lost or is_full else use
 
 
 def _closed(use: NamespaceUse) -> NamespaceUse:
+    """Return the report of a namespace that admits no pod. All unused quota is shown as reserved."""
     models = tuple(
         replace(
             model,
@@ -63,7 +73,7 @@ def _closed(use: NamespaceUse) -> NamespaceUse:
         )
         for model in use.models
     )
-    return replace(use, models=models, ledger_lost=True)
+    return replace(use, models=models)
 
 
 def _model(
