@@ -26,6 +26,8 @@ from vcuda.ledger.report import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.terms import LEDGER_NAMESPACE, NODE_NAMESPACE, SYSTEM_NAMESPACES
 
+OFFERS = "offers"
+"""The key in the queue of changed models for a change of the resources that nodes offer."""
 SYNC_POLL_SECONDS = 0.1
 STOP_TIMEOUT_SECONDS = 5.0  # When the leader stops, its loops get this many seconds to finish current writes.
 
@@ -64,12 +66,14 @@ class Leader:
         # change charges in any namespace. Hundreds of nodes may change together, so a queue joins their changes.
         self._models = workqueue.Reconciler(
             "models",
-            lambda _: self._models_changed(),
+            lambda of: self._models_changed() if of != OFFERS else self._offers_changed(),
             failure="the ledgers were not settled after a change of GPU models",
             key_name="of",
         )
         changed = self._models.queue.add
-        self.nodes = k8s.NodeInformer(kube, labels, lambda: changed("nodes"), self.quota.resources)
+        self.nodes = k8s.NodeInformer(
+            kube, labels, lambda: changed("nodes"), self.quota.resources, lambda: changed(OFFERS)
+        )
         # When a DRA driver publishes other devices, the charges of ResourceClaims may change in every namespace.
         devices = k8s.DeviceInformer(kube, self._devices_changed)
         self.claim_policies = k8s.ClaimPolicies(self.quota, self.nodes, devices)
@@ -256,6 +260,12 @@ class Leader:
         self.settler.pods.list_again()
         self.settler.add_all()
         self.retrier.models_changed(self.settler.known_namespaces())
+
+    def _offers_changed(self) -> None:
+        # If the quota requires nodes, a pod is rejected until a node offers the pod's resources.
+        quota = self.quota.current()
+        names = {name: quota.for_namespace(name) for name in self.settler.known_namespaces()} if quota else {}
+        self.retrier.models_changed([name for name, limits in names.items() if limits and limits.require_nodes])
 
     def _quota_changed(self) -> None:
         self._models_changed()

@@ -217,6 +217,16 @@ class PodResourceClaim(K8sStruct, frozen=True, gc=False):
     resource_claim_template_name: str | None = None
 
 
+class Toleration(K8sStruct, frozen=True, gc=False):
+    """A toleration of a pod. With the operator Exists, an empty key tolerates every key. An empty effect tolerates
+    every effect."""
+
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+
+
 class PodSpec(K8sStruct, frozen=True, gc=False):
     """The fields of a pod's spec that state what the pod requests, and where it may run."""
 
@@ -229,6 +239,7 @@ class PodSpec(K8sStruct, frozen=True, gc=False):
     termination_grace_period_seconds: int | None = None
     runtime_class_name: str | None = None
     resource_claims: tuple[PodResourceClaim, ...] | None = None
+    tolerations: tuple[Toleration, ...] | None = None
 
     @property
     def grace_seconds(self) -> int:
@@ -267,17 +278,41 @@ class Pod(K8sObject, frozen=True, gc=False):
                 yield f"spec.{field}[{index}]", container
 
 
+class NodeTaint(K8sStruct, frozen=True, gc=False):
+    """A taint of a node. The API server omits an empty ``value``."""
+
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class NodeSpec(K8sStruct, frozen=True, gc=False):
+    """The fields of a node's spec that keep away pods. ``unschedulable``: True if the node is cordoned."""
+
+    unschedulable: bool = False
+    taints: tuple[NodeTaint, ...] | None = None
+
+
+class NodeCondition(K8sStruct, frozen=True, gc=False):
+    """A condition of a node. ``status`` is True, False or Unknown, as a text."""
+
+    type: str = ""
+    status: str = ""
+
+
 class NodeStatus(K8sStruct, frozen=True, gc=False):
     """The capacity of a node and its allocatable part, as reported by kubelet and the device plugins."""
 
     capacity: Mapping[str, Quantity] | None = None
     allocatable: Mapping[str, Quantity] | None = None
+    conditions: tuple[NodeCondition, ...] | None = None
 
 
 class Node(K8sObject, frozen=True, gc=False):
-    """A node with its labels, annotations and capacity."""
+    """A node with its labels, annotations, taints and capacity."""
 
     status: NodeStatus | None = None
+    spec: NodeSpec | None = None
 
     @property
     def capacity(self) -> Mapping[str, Quantity]:

@@ -213,8 +213,8 @@ def nodes(
 
     SOURCE is the source of the model: `label` if an operator wrote the model label, otherwise the source from which the
     controller writes the label. SCHEME lists the device plugins and DRA drivers that serve the node. If no source
-    reports a figure, `?` is shown. Doubts about a model are printed on standard error. A warning about each model of
-    the quota that no node has is printed there too.
+    reports a figure, `?` is shown. TAKES PODS is `no` for a node that is cordoned or not ready. Doubts about a model
+    are printed on standard error. A warning about each model of the quota that no node has is printed there too.
 
     This command needs the packages of the extra `server`: `pip install vcuda-quota[server]`.
 
@@ -229,7 +229,7 @@ def nodes(
     """
     shown, reader = output or target.output, programs.load("controller.plugin.nodes", "kubectl gpuquota nodes")
     found = reader.read(target.kubeconfig, target.context, model_label, (*quota_configmap, quota_key))
-    heading = ("NODE", "MODELS", "CARDS", "MEMORY MiB", "SOURCE", "SCHEME", "FREE")
+    heading = ("NODE", "MODELS", "CARDS", "MEMORY MiB", "SOURCE", "SCHEME", "FREE", "TAKES PODS")
     _show(found.nodes, shown, heading, *map(reader.node_row, found.nodes))
     doubts = [f"{each.node}: {doubt}" for each in found.nodes for doubt in each.doubts]
     for warning in (*doubts, *found.warnings) if shown in ("table", WIDE) else ():
@@ -297,11 +297,12 @@ def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None
 @click.option("-o", "--output", type=OUTPUTS, help="Output format. Also allowed before the command.  [default: table]")
 @click.pass_obj
 def why(target: Target, *, named: str, namespace: str | None, output: str | None) -> None:
-    """Show why a workload gets no pods: the recent rejections, and whether a pod would be admitted now.
+    """Show why a workload gets no pods: recent rejections, pending pods, and whether a pod would be admitted now.
 
-    The rejections are read from Events, which the API server keeps for an hour. The command then tries one pod of the
-    workload in a server-side dry run, which creates nothing. If quota is missing, the command shows how much must
-    become free, and which pods use it. If you name a pod that exists, the pod was admitted, and its state is shown.
+    The rejections are read from Events, which the API server keeps for an hour. If pods of the workload exist and are
+    Pending, their states are shown first. The command then tries one pod of the workload in a server-side dry run,
+    which creates nothing. If quota is missing, the command shows how much must become free, and which pods use it. If
+    you name a pod that exists, the pod was admitted, and its state is shown.
 
     \b
     Examples:

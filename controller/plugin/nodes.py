@@ -24,6 +24,7 @@ from vcuda.discovery.sources import DriverCards, NodeFacts, is_alive, published_
 from vcuda.k8s_types import Decoder
 from vcuda.kube import Kube, QuotaPlace, is_served, segment
 from vcuda.placement.affinity import NodeLabels
+from vcuda.placement.node_states import NodeAvailability, read_state
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.registers import Registers, read_registers
 from vcuda.quota.model import CORES_PER_CARD, Cores, total
@@ -57,6 +58,8 @@ class GpuNode:
     """The number of cards that no pod and no ResourceClaim uses."""
     doubts: tuple[str, ...] = ()
     """Messages that say why the GPU model is not certain."""
+    takes_pods: str = ""
+    """Whether new pods may run on the node: `yes`, or `no` or `if tolerated` with the reasons."""
 
 
 class ClusterNodes(NamedTuple):
@@ -73,6 +76,7 @@ class _Seen(NamedTuple):
     facts: NodeFacts
     published: DriverCards
     found: Found
+    state: NodeAvailability
 
 
 OWN_KUBECONFIG = Path("~/.kube/config")
@@ -152,7 +156,7 @@ def _look(node: k8s_types.Node, keys: NodeLabels, known: GpuResources, published
     registers = read_registers(node.annotations, lambda *_: None)
     facts = read_facts(node, known, registers)
     found = find_model(node.labels, keys.model, registers, facts, published=published, known=known)
-    return _Seen(node.metadata.name, node.labels, registers, facts, published, found)
+    return _Seen(node.metadata.name, node.labels, registers, facts, published, found, read_state(node))
 
 
 def _row(seen: _Seen, known: GpuResources, used: Cores) -> GpuNode:
@@ -172,6 +176,7 @@ def _row(seen: _Seen, known: GpuResources, used: Cores) -> GpuNode:
         ", ".join([*served_by, *seen.published]),
         None if cards is None else max(round(cards * CORES_PER_CARD) - math.ceil(used), 0) / CORES_PER_CARD,
         tuple(found.doubts.values()),
+        seen.state.takes_pods,
     )
 
 
@@ -230,4 +235,5 @@ def _used_by_claims(
 def node_row(node: GpuNode) -> tuple[str, ...]:
     figures = ["?" if each is None else f"{each:g}" for each in (node.cards, node.memory, node.free)]
     cards, memory, free = figures
-    return (node.node, ", ".join(node.models) or "none", cards, memory, node.source or "none", node.scheme, free)
+    models, source = ", ".join(node.models) or "none", node.source or "none"
+    return (node.node, models, cards, memory, source, node.scheme, free, node.takes_pods)

@@ -98,6 +98,25 @@ def test_a_change_of_a_nodes_model_makes_pods_without_a_usable_model_retry(
     eventually(lambda: {"team-a"} in queued, lambda: queued)
 
 
+def test_pods_without_a_model_retry_when_a_node_offers_a_resource_if_the_quota_requires_nodes(
+    api: ApiDouble, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued: list[set[str]] = []
+    monkeypatch.setattr(leader.retrier, "models_changed", lambda names: queued.append({*names}))
+    store_quota(api, "{team-a: {require_nodes: true, quota: {M40: 4}}, team-b: {quota: {M40: 4}}}")
+    node: dict[str, Any] = {"metadata": {"name": "n1", "uid": "n1"}}
+    api.store("/api/v1/nodes/n1", node)
+    leader.start()
+    eventually(lambda: len(queued) == 2, lambda: queued)  # at the first quota document, and at the start of the loops
+    for amount, retried in (("8", True), ("0", False), ("4", True)):
+        queued.clear()
+        api.store("/api/v1/nodes/n1", {**node, "status": {"allocatable": {"nvidia.com/gpu": amount}}})
+        leader.nodes.reflector.relist()
+        if retried:
+            eventually(lambda: {"team-a"} in queued, lambda: queued)
+        assert queued == [{"team-a"}] * retried
+
+
 def after(method: str, act: Callable[[], object]) -> Delivery:
     def deliver(called: str, _timeout: float, effect: Effect) -> bytes:
         answer = effect()

@@ -188,7 +188,7 @@ def selecting(*lines: Manifest, **spec: object) -> Manifest:
 def test_the_labels_that_a_pod_selects_are_read_as_models(manifest: Manifest, models: tuple[str, ...]) -> None:
     found = find_candidates(view(manifest), PodRequest(Charge(), ()), QUOTA, NODES)
     assert found.models == models
-    assert found.present <= {"A100-shared"}
+    assert found.ready <= {"A100-shared"}
 
 
 VALUES = ["A100-shared", SHARED]
@@ -247,7 +247,7 @@ def test_a_model_of_whose_nodes_none_has_its_name_as_label_is_present() -> None:
     manifest = selecting(nodeSelector={MODEL: "T4"})
     found = find_candidates(view(manifest), PodRequest(Charge(), ()), QUOTA, LABELLED_BEFORE)
     assert found.models == ("T4",)
-    assert found.present == {"T4"}
+    assert found.ready == {"T4"}
 
 
 @given(st.text("aAb-*? ", max_size=6), st.text("aAb- ", max_size=8))

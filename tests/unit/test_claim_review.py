@@ -14,6 +14,7 @@ from tests.builders import POOL, Manifest, container, pod, required, requirement
 from tests.tables import cases
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
 from vcuda.claims.pin import ClaimPin, write_pin
+from vcuda.placement.node_states import CORDON, NodeStates, Taint
 from vcuda.quota.model import Allowance, Charge, Limit, Mode, NamespaceQuota, Quota, Usage
 from vcuda.requests.config import parse_config
 from webhook.ledger.ledgers import ChargeRequest, Decision, MemoryLedgers, RecentChoices, RetryLater
@@ -357,3 +358,35 @@ def test_the_extended_resource_of_a_class_is_rejected_until_it_is_counted() -> N
     server.policy = msgspec.structs.replace(server.policy, claims=claims)
     [fault] = server.validate(vcuda_pod({"example.com/fast": 1})).faults
     assert "`example.com/fast: {cards: 1}`" in fault.message
+
+
+@cases(
+    "taint, nodes, model, told",
+    cordoned=(CORDON, 2, "M40", "after A100 (its node is cordoned)"),
+    not_ready=(Taint("node.kubernetes.io/not-ready"), 2, "M40", "after A100 (its node is not ready)"),
+    no_node_left=(CORDON, 3, "A100", "; the pod must wait for a node of A100: its node is cordoned"),
+    tainted=(Taint("dedicated"), 2, "A100", ""),
+)
+def test_a_claim_gets_a_model_with_a_node_that_is_ready_and_not_cordoned_first(
+    taint: Taint, nodes: int, model: str, told: str
+) -> None:
+    """The pod of the claim and its tolerations are unknown, so other taints of the nodes do not count.
+
+    The first bit of ``nodes`` is the node with M40, and the second is the node with A100.
+    """
+    server = Server()
+    server.policy = msgspec.structs.replace(server.policy, states=NodeStates({taint: nodes}))
+    answer = server.mutate(claim())
+    assert (answer.model, told in answer.reason) == (model, True)
+    assert [told in each for each in answer.warnings] == [True] * bool(told)
+
+
+def test_with_require_nodes_a_claim_gets_no_model_of_which_no_node_publishes_devices() -> None:
+    """A template is decided by /validate, so its answer does not depend on the devices that exist now."""
+    quota = NamespaceQuota({"V100": Limit(400)}, require_nodes=True)
+    answer = Server(quota).mutate(claim())
+    assert not answer.allowed
+    told = "V100 is excluded by `require_nodes` of the quota, because no node publishes such devices now"
+    assert answer.message.endswith(told)
+    assert Server(NamespaceQuota(quota.limits)).mutate(claim()).allowed
+    assert Server(quota).validate(template()).allowed

@@ -19,7 +19,9 @@ def node(labels: dict[str, str], annotations: dict[str, str] = OTHER, **fields: 
 
 @cases(
     "before, after, told, model_changes",
-    a_heartbeat=(node(M40), node(M40, status={"conditions": [{"type": "Ready"}]}), False, False),
+    a_heartbeat=(node(M40), node(M40, status={"conditions": [{"type": "Ready", "status": "True"}]}), False, False),
+    a_cordon=(node(M40), node(M40, spec={"unschedulable": True}), True, False),
+    a_node_that_is_not_ready=(node(M40), node(M40, status={"conditions": [{"type": "Ready"}]}), True, False),
     an_unrelated_annotation=(node(M40), node(M40, {"a/b": "d"}), False, False),
     a_lock=(node(M40), node(M40, LOCK), True, False),
     another_label=(node(M40), node({**M40, "a/b": "c"}), True, False),
@@ -50,6 +52,21 @@ def test_only_relevant_changes_of_a_node_are_reported(
         watch.reflector.relist()
     assert changes == ([(before is not None, after is not None)] if told else [])
     assert models == ([(after or node({}))["metadata"]["labels"].get(MODEL)] if model_changes else [])
+
+
+def test_new_amounts_and_taints_of_a_node_change_only_the_states_of_the_nodes(api: ApiDouble) -> None:
+    """Charges and other indexes are made of the nodes. An amount that flaps must not cause all of them again."""
+    watch = NodeInformer(api.kube, LABELS)
+    taints = [{"key": f"k{number}", "effect": "NoSchedule"} for number in range(50)]
+    seen = []
+    for count, own in (("8", []), ("8", taints), ("0", []), ("7", [])):
+        api.store(PATH, node(M40, spec={"taints": own}, status={"allocatable": {"nvidia.com/gpu": count}}))
+        watch.reflector.relist()
+        seen.append(watch.with_states())
+        assert watch.with_states()[1] is seen[-1][1]
+    assert all(nodes is seen[0][0] for nodes, _ in seen)
+    can_run = [states.take(None) & states.offer({"nvidia.com/gpu": 7}) & 1 for _, states in seen]
+    assert can_run == [1, 0, 0, 1]
 
 
 def test_a_nodes_lock_is_kept_and_no_other_annotation(api: ApiDouble) -> None:

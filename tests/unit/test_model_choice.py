@@ -71,13 +71,22 @@ def test_the_reason_names_the_place_of_the_order(rule: Rule) -> None:
     )
 
 
+UNLIKE = "a node of the model can take the pod now, unlike"
+
+
 @cases(
     "present, usage, model, reason",
     first_in_the_document=("", {}, "M40", "the model with the most free quota, 8 cards of 8 cards free"),
     most_room=("", {"M40": 100}, "P100", "the model with the most free quota, 8 cards of 8 cards free"),
     tie=("", {"M40": 1, "P100": 1, "A100": 2}, "M40", "the model with the most free quota, 7.99 cards of 8 cards free"),
-    present=("A100", {"A100": 700}, "A100", "a node of the model can take the pod now, 1 card of 8 cards free"),
-    two_present=("M40 A100", {"M40": 300}, "A100", "a node of the model can take the pod now, 8 cards of 8 cards free"),
+    present=(
+        *("A100", {"A100": 700}, "A100"),
+        f"{UNLIKE} M40 (no node now), P100 (no node now), 1 card of 8 cards free",
+    ),
+    two_present=(
+        *("M40 A100", {"M40": 300}, "A100"),
+        f"{UNLIKE} P100 (no node now), 8 cards of 8 cards free",
+    ),
     all_present=("M40 P100 A100", {"M40": 300}, "P100", "the model with the most free quota, 8 cards of 8 cards free"),
     present_but_full=("A100", {"A100": 750}, "M40", "the model with the most free quota, 8 cards of 8 cards free"),
     one_with_room=(

@@ -171,7 +171,7 @@ def test_present_models_are_those_of_nodes_that_the_pod_may_use_now(
     spec: Manifest, pools: tuple[str, ...], present: set[str]
 ) -> None:
     quota = quota_of("M40", "P100", "A100", pools=pools)
-    assert candidates_of(vcuda_pod(**spec), quota=quota, cluster=CARDS).present == present
+    assert candidates_of(vcuda_pod(**spec), quota=quota, cluster=CARDS).ready == present
 
 
 def test_the_labels_for_model_and_pool_can_be_set() -> None:
@@ -188,7 +188,7 @@ def test_the_labels_for_model_and_pool_can_be_set() -> None:
 def test_a_model_with_a_node_for_the_pod_is_a_candidate(pod: Manifest, quota: NamespaceQuota, cluster: Nodes) -> None:
     found = find_candidates(view(pod), read_request(view(pod)), quota, cluster)
     usable = {model for model in quota.limits if wanted(pod, model) and takers(pod, model, quota, cluster)}
-    assert found.present == usable
+    assert found.ready == usable
     assert usable <= set(found.models)
     assert set(found.models) | found.excluded.keys() == quota.limits.keys()
     assert not set(found.models) & found.excluded.keys()

@@ -16,7 +16,15 @@ from tests.quota_map import store_quota
 from vcuda.claims.names import API_PATH
 from vcuda.errors import Forbidden
 
-HEADING = ["NODE", "MODELS", "CARDS", "MEMORY", "MiB", "SOURCE", "SCHEME", "FREE"]
+HEADING = ["NODE", "MODELS", "CARDS", "MEMORY", "MiB", "SOURCE", "SCHEME", "FREE", "TAKES", "PODS"]
+
+
+FEATURES = "gpu-feature-discovery"
+TAINTS = [{"key": "c", "effect": "NoExecute"}, {"key": "a", "value": "b", "effect": "NoSchedule"}]
+OUT_OF_SERVICE = {
+    "unschedulable": True,
+    "taints": [*TAINTS, {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}],
+}
 
 
 def store_nodes(cluster: Cluster, *manifests: Manifest) -> None:
@@ -42,18 +50,30 @@ def rows() -> dict[str, dict[str, Any]]:
 def test_the_nodes_of_a_mixed_cluster_are_shown_as_a_table(cluster: Cluster) -> None:
     store_nodes(
         cluster,
-        node(hami(A100, A100), features(A100_PRODUCT), labelled("A100"), name="h1"),
+        {**node(hami(A100, A100), features(A100_PRODUCT), labelled("A100"), name="h1"), "spec": OUT_OF_SERVICE},
         node(vgpu_manager(T4), name="v1"),
-        node(features("Tesla-T4", count="4", offered="4"), labelled(T4_PRODUCT, by="gpu-feature-discovery"), name="p1"),
+        {
+            **node(features("Tesla-T4", count="4", offered="4"), labelled(T4_PRODUCT, by=FEATURES), name="p1"),
+            "spec": {"taints": TAINTS},
+        },
         node({"allocatable": {"tencent.com/vcuda-core": "800"}}, labelled("M40"), name="g1"),
         node({"allocatable": {"cpu": "8"}}, name="cpu"),
     )
     assert table() == [
         HEADING,
-        ["g1", "M40", "8", "?", "label", "gpu-manager", "8"],
-        ["h1", "A100,", A100_PRODUCT, "2", "40960", "label", "hami", "2"],
-        ["p1", T4_PRODUCT, "4", "15360", "gpu-feature-discovery", "nvidia.com/gpu", "4"],
-        ["v1", "none", "1", "16384", "vgpu-manager", "vgpu-manager", "1"],
+        ["g1", "M40", "8", "?", "label", "gpu-manager", "8", "yes"],
+        ["h1", "A100,", A100_PRODUCT, "2", "40960", "label", "hami", "2", "no:", "cordoned,", "not", "ready"],
+        [
+            "p1",
+            T4_PRODUCT,
+            "4",
+            "15360",
+            "gpu-feature-discovery",
+            "nvidia.com/gpu",
+            "4",
+            *["if", "tolerated:", "a=b:NoSchedule,", "c:NoExecute"],
+        ],
+        ["v1", "none", "1", "16384", "vgpu-manager", "vgpu-manager", "1", "yes"],
     ]
 
 
@@ -124,6 +144,7 @@ def test_cards_of_a_driver_are_used_by_allocated_claims(cluster: Cluster) -> Non
         "scheme": claims.NVIDIA,
         "free": 2.0,
         "doubts": [],
+        "takes_pods": "yes",
     }
 
 

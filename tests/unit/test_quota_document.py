@@ -235,7 +235,7 @@ MODES = "supported values: enforce, warn, audit"
 NO_LIMIT = "must have `cards`, `memory`, or both, for example {cards: 4, memory: 160Gi}"
 NAMESPACE_KEYS = (
     "unknown key; supported keys: `quota`, `pool`, `mode`, `allow`, `order`, `prefer`, `one_model`, "
-    "`time_zone`, `grants`, `except`. GPU models must be listed in `quota`"
+    "`require_nodes`, `time_zone`, `grants`, `except`. GPU models must be listed in `quota`"
 )
 
 

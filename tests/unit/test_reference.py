@@ -27,7 +27,7 @@ OF_USERS = tuple(
         "vcuda.claims": "charges digest request",
         "vcuda.discovery": "discovered names",
         "vcuda.kube": "informers ledger_store turns",
-        "vcuda.placement": "affinity card_types choice patches placement serving",
+        "vcuda.placement": "affinity card_types choice node_states patches placement serving",
         "vcuda.quota": "card_memory document grant_entries grant_words model preference values",
         "vcuda.requests": "config pod_request refusals scheme_settings",
         "webhook": "admission",
@@ -122,6 +122,9 @@ def test_exactly_the_used_annotations_and_labels_are_documented() -> None:
         "nvidia.com/",
         "nvidia.com/hostdev",
         "nvidia.com/priority",
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+        "node.kubernetes.io/unschedulable",
     }
     assert keys.OURS.keys() - there == set()
 

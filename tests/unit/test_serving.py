@@ -155,6 +155,16 @@ def test_a_pod_whose_narrowing_was_undone_is_rejected(fields: dict[str, Any]) ->
     assert "the pod's node selection allows nodes that its scheduler must not use" in answer.message
 
 
+def test_a_pod_that_names_a_scheduler_of_its_own_gets_no_model_that_only_hami_serves() -> None:
+    manifest = vcuda_pod(WHOLE, schedulerName="kai-scheduler")
+    assert created(webhook(SEPARATE, "A100", "T4"), manifest) == ("T4", "kai-scheduler")
+    assert created(webhook(SEPARATE, "A100", "L4"), manifest) == ("L4", "kai-scheduler")
+    told = "A100 is excluded, because only hami-scheduler places pods on its nodes that the pod may use"
+    assert webhook(SEPARATE, "A100").mutate(manifest).message.endswith(told)
+    on_hami = {**manifest, "spec": {**manifest["spec"], "nodeSelector": {HOSTNAME: "host-h1"}}}
+    assert webhook(MIXED, "A100").mutate(on_hami).message.endswith(told)
+
+
 def test_a_pod_that_opts_out_or_names_a_scheduler_uses_hami_if_its_model_has_no_other_nodes() -> None:
     asked = webhook(SEPARATE, "A100")
     assert created(asked, vcuda_pod(WHOLE, **IGNORED)) == ("A100", "hami-scheduler")

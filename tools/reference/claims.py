@@ -93,6 +93,11 @@ def _told() -> Sequence[Told]:
         Told(_ask(made.claim(), NamespaceQuota({})).message, "Ask for quota of a GPU model."),
         Told(_ask(made.claim(*HELD)).message, "Remove the selectors."),
         Told(
+            _ask(made.claim(), NamespaceQuota({"V100": Limit(100)}, require_nodes=True)).message,
+            "The quota has `require_nodes: true`. Wait until a node publishes such devices, or ask for quota of another"
+            " model.",
+        ),
+        Told(
             _ask(made.claim(made.entry(made.NVIDIA, product)), NamespaceQuota({"A100": Limit(100)})).message,
             "Remove the selectors.",
         ),

@@ -9,6 +9,7 @@ from examples.discovery import A100, A100_PRODUCT, DELETED, NAME, T4, features, 
 from tools.reference.told import Chapter, Told
 from vcuda.discovery.names import model_warnings
 from vcuda.ledger.reporting import FULL_WARNING
+from vcuda.placement.node_states import CORDON, NOT_READY, NodeAvailability, Taint
 
 
 def chapters() -> tuple[Chapter, ...]:
@@ -27,6 +28,19 @@ def chapters() -> tuple[Chapter, ...]:
             "A namespace that counts as full",
             ("`kubectl gpuquota` prints this warning. It shows all free cards of the namespace as reserved."),
             (Told(FULL_WARNING, "Wait for at most `--max-terminating-seconds`. Delete pods without `--force`."),),
+        ),
+        Chapter(
+            "Nodes that take no pods",
+            ("The column `TAKES PODS` of `kubectl gpuquota nodes` has these texts, or `yes`."),
+            (
+                Told(
+                    NodeAvailability(frozenset({CORDON, Taint(NOT_READY)})).takes_pods, "Run `kubectl describe node`."
+                ),
+                Told(
+                    NodeAvailability(frozenset({Taint("dedicated", "ml")})).takes_pods,
+                    "Pods that tolerate these taints can run on the node.",
+                ),
+            ),
         ),
     )
 

@@ -20,13 +20,14 @@ from tools.reference.examples import (
     requires,
     review,
 )
-from tools.reference.pod_answers import BIG, CARD, NODES, SMALL, Answering, charge
+from tools.reference.pod_answers import BIG, CARD, NO_HINTS, NODES, SMALL, Answering, charge
 from tools.reference.told import Chapter, Told
 from tools.reference.undecided import registered, undecided
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.card_types import MAX_CHOICE
 from vcuda.placement.choice import Choice, Option, choose
 from vcuda.placement.free_cards import FreeCards
+from vcuda.placement.node_states import CORDON, NOT_READY, NodeStates, Taint
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import Hints
 from vcuda.placement.placement import Candidates
@@ -37,7 +38,7 @@ from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usa
 from vcuda.quota.preference import Rule
 from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.requests.config import parse_config
-from vcuda.requests.resources import CardModels, ProductRow
+from vcuda.requests.resources import CLASS_RESOURCE, CardModels, ProductRow
 from webhook.ledger.ledgers import (
     SKIPPED_SECONDS,
     MemoryLedgers,
@@ -63,6 +64,9 @@ DISCOVERED = Nodes.of({"one": {MODEL: "M40", POOL: "public"}, "three": {MODEL: "
 WITH_HAMI = {"one": {"hami": (Card("GPU-0", "NVIDIA A100"),)}}
 PLAIN = Nodes.of({"one": {MODEL: "A100"}, "two": {MODEL: "M40"}}, LABELS, WITH_HAMI)
 HALF = Nodes.of({"one": {MODEL: "M40", HOSTNAME: "one"}, "two": {MODEL: "M40"}}, LABELS, WITH_HAMI)
+ONLY_HAMI = Nodes.of({"one": {MODEL: "M40"}}, LABELS, WITH_HAMI)
+TO_HAMI = Hints(of_schemes={"hami": "hami-scheduler"})
+ELSEWHERE = Nodes.of({"one": {MODEL: "A100"}}, LABELS)
 SIZED = Nodes.of({}, LABELS, named=CardModels({"M40": ProductRow(memory=40960)}))
 TWO_TYPES = (Card("GPU-0", "Tesla M40 24GB", mig=True), Card("GPU-1", "Tesla P40"))
 MIXED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": TWO_TYPES}})
@@ -112,9 +116,16 @@ def chapters() -> tuple[Chapter, ...]:
     )
 
 
-def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NODES, **fields: Any) -> AdmissionResponse:
+def _answer(
+    limits: Mapping[str, Any],
+    quota: NamespaceQuota,
+    nodes: Nodes = NODES,
+    *,
+    hints: Hints = NO_HINTS,
+    **fields: Any,
+) -> AdmissionResponse:
     """Return the answer of the webhook's path /mutate for an example pod."""
-    policy = policy_for(quota, nodes)
+    policy = msgspec.structs.replace(policy_for(quota, nodes), hints=hints)
     return asyncio.run(
         mutate(
             Creation(
@@ -276,6 +287,25 @@ def _refused() -> list[Told]:
             "No node of the model runs the vendor's device plugin. Request whole cards, or another model.",
         ),
         Told(
+            _answer({"nvidia.com/gpu": 1}, SMALL, ONLY_HAMI, hints=TO_HAMI, schedulerName="volcano").message,
+            "Leave `schedulerName` out, so that HAMi's scheduler places the pod, or request a model that has nodes"
+            " without HAMi.",
+        ),
+        Told(
+            _answer(
+                {"nvidia.com/gpu": 1}, SMALL, HALF, schedulerName="volcano", nodeSelector={HOSTNAME: "one"}
+            ).message,
+            "Leave `schedulerName` out, or select nodes without HAMi.",
+        ),
+        *(
+            Told(
+                _answer({resource: 1}, msgspec.structs.replace(SMALL, require_nodes=True), ELSEWHERE).message,
+                "The quota has `require_nodes: true`, and no node of the model offers what the pod requests. Wait"
+                " until a node offers it, or request another model or resource.",
+            )
+            for resource in ("nvidia.com/gpu", f"{CLASS_RESOURCE}gpu.nvidia.com")
+        ),
+        Told(
             charge({"nvidia.com/gpu": 1}, SMALL, nodes=HALF, schedulerName="volcano").message,
             "Check that a replica of the webhook is ready, and that no other webhook reverts the"
             " changes of `/mutate`. The pod names its own scheduler. So `/mutate` excludes nodes with"
@@ -390,6 +420,11 @@ def _warnings() -> list[Told]:
             )
             for forecast in _forecasts()
         ),
+        Told(
+            Choice("L4", "the only possible model, 4 cards of 4 cards free; the pod must wait", by_nodes=True).notice,
+            "The pod is admitted. This warning appears if the pod must wait for a node, or if another model was passed"
+            " over because of its nodes. The reasons are those of the rows above.",
+        ),
     ]
 
 
@@ -406,9 +441,12 @@ def _forecasts() -> list[str]:
     card = Charge(100)
     full = [Option(model, card, Limit(100), Usage(card)) for model in ("H100", "A100", "L40S", "A10")]
     empty = [Option(model, card, Limit(800), Usage()) for model in ("T4", "V100")]
-    away = msgspec.structs.replace(empty[0], model="L4", present=False)
+    away = msgspec.structs.replace(empty[0], model="L4", ready=False, waits=lambda: "its 2 nodes are cordoned")
+    states = NodeStates({CORDON: 1, Taint(NOT_READY): 2, Taint("dedicated"): 4}, {"nvidia.com/gpu": {8: 7}}, unknown=0)
+    obstacles = [states.obstacle(nodes, {"nvidia.com/gpu": 8}) for nodes in (0b11111, 0b1000)]
+    waiting = [msgspec.structs.replace(away, waits=lambda each=each: each) for each in obstacles]
     every += [([*full, *empty], Rule.ORDER), ([away, *empty], Rule.ANNOTATION)]
-    every += [([away, *empty], Rule.MOST_FREE), (empty, Rule.MOST_FREE)]
+    every += [([away, *empty], Rule.MOST_FREE), (empty, Rule.MOST_FREE), *(([each], Rule.DOCUMENT) for each in waiting)]
     choices = [choose(options, rule) for options, rule in every]
     return [*told, *(choice.forecast for choice in choices if isinstance(choice, Choice))]
 

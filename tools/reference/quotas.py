@@ -67,6 +67,7 @@ VALUES = (
     "a: {order: [A100], prefer: most-free, quota: {A100: 1}}",
     "a: {prefer: cheapest}",
     "a: {one_model: 1}",
+    "require_nodes: 1",
     "a: {time_zone: Europe/Berln}",
     "a: {time_zone: Mars}",
     "a: {grants: 4}",

@@ -17,6 +17,7 @@ from vcuda.k8s_types import ConfigMap, Decoder, K8sStruct, Node, NodeStatus, Obj
 from vcuda.kube import client, objects, reflector
 from vcuda.placement import affinity
 from vcuda.placement.free_cards import CARDS_CONFIG_MAP, CARDS_KEY, FreeCardsByPool, read_free_cards
+from vcuda.placement.node_states import NodeAvailability, NodeStates, read_state
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.registers import ANNOTATIONS, Registers, read_registers
 from vcuda.quota import changes, model
@@ -163,6 +164,7 @@ class ObservedNode(Node, frozen=True):
     facts: NodeFacts = NO_FACTS
     outdated: frozenset[str] = frozenset()
     """The names of the schemes (vendors' ways to share GPUs) whose list of the node's cards is out of date."""
+    state: NodeAvailability = NodeAvailability()
 
 
 @dataclass(eq=False)
@@ -170,6 +172,7 @@ class NodeInformer:
     """Watches the labels, registered cards, GPU capacity and scheduler locks of nodes. Indexes the labels and cards.
 
     ``on_model_change`` is called after the GPU model, the pool or the registered cards of a node change.
+    ``on_offer`` is called after the allocatable amount of an extended resource of a node changes to another than 0.
     ``resources`` returns the GPU resources, including the table that translates values of the model label to models.
     """
 
@@ -177,6 +180,7 @@ class NodeInformer:
     keys: affinity.NodeLabels
     on_model_change: Callable[[], None] = lambda: None
     resources: Callable[[], GpuResources] = lambda: BUILT_IN
+    on_offer: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -185,7 +189,8 @@ class NodeInformer:
         self._registers: dict[str, tuple[bytes, Registers]] = {}
         self._log = structlog.get_logger()
         self._nodes = Nodes(self.keys)
-        self._stale = False
+        self._states = NodeStates()
+        self._stale = self._stale_states = False
         self._followers: list[NodeChange] = []
         self.reflector: reflector.Reflector[ObservedNode] = reflector.Reflector(
             self.kube, "/api/v1/nodes", self._decode, on_event=self._on_event
@@ -199,6 +204,10 @@ class NodeInformer:
         self._followers.append(on_change)
 
     def current(self) -> Nodes:
+        return self.with_states()[0]
+
+    def with_states(self) -> tuple[Nodes, NodeStates]:
+        """Return the nodes with their states. New states do not change the nodes, of which other indexes are made."""
         known = self.resources()
         with self._lock:
             if self._stale or self._nodes.named is not known.models:
@@ -211,9 +220,14 @@ class NodeInformer:
                     known.models,
                     {name: node.outdated for name, node in seen.items() if node.outdated},
                 )
+                self._stale_states = True
             if self._nodes.version != known.version:
                 self._nodes = msgspec.structs.replace(self._nodes, limited=known.limited, version=known.version)
-            return self._nodes
+            if self._stale_states:
+                self._stale_states = False
+                states = {key.name: node.state for key, node in self.reflector.snapshot().items()}
+                self._states = NodeStates.of(self._nodes.index.names, states)
+            return self._nodes, self._states
 
     def _on_event(self, old: ObservedNode | None, new: ObservedNode | None) -> None:
         # Most events of nodes are kubelet's heartbeats, which change no field that is kept.
@@ -221,11 +235,13 @@ class NodeInformer:
             return
         if old and new is None:
             self._registers.pop(old.metadata.name, None)
-        if not (old and new and _indexed(old) == _indexed(new)):
-            with self._lock:
-                self._stale = True
-            if self._place(old) != self._place(new) or (old and new and old.registers != new.registers):
-                self.on_model_change()
+        with self._lock:
+            self._stale |= not (old and new and _indexed(old) == _indexed(new))
+            self._stale_states |= not (old and new and old.state == new.state)
+        if self._place(old) != self._place(new) or (old and new and old.registers != new.registers):
+            self.on_model_change()
+        if new and new.state.offered and new.state.offered - ((old and old.state.offered) or set()):
+            self.on_offer()
         for on_change in self._followers:
             on_change(old, new)
 
@@ -242,7 +258,8 @@ class NodeInformer:
         known = self.resources()
         facts = read_facts(node, known, registers)
         status = NodeStatus(cards) if cards else None
-        return ObservedNode(metadata, status, registers, facts, outdated_registers(known, facts, registers))
+        outdated = outdated_registers(known, facts, registers)
+        return ObservedNode(metadata, status, None, registers, facts, outdated, read_state(node))
 
     def _read_registers(self, node: Node) -> Registers:
         texts = {key: node.annotations[key] for key in ANNOTATIONS if key in node.annotations}

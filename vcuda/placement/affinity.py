@@ -210,6 +210,11 @@ class NodeIndex:
     def _names(self) -> LabelIndex:
         return LabelIndex({name: 1 << at for at, name in enumerate(self._nodes)})
 
+    @property
+    def names(self) -> Collection[str]:
+        """The names of the nodes, in the order of their bits."""
+        return self._nodes.keys()
+
     def values_of(self, key: str) -> Set[str]:
         index = self._index(key)
         return index.by_value.keys() if index else set()

@@ -10,8 +10,9 @@ import msgspec
 from vcuda.k8s_types import Check, Pod, no_check
 from vcuda.placement.affinity import NAME, LabelIndex, NodeLabels, NodeSelection, Values, limited_values
 from vcuda.placement.card_types import count_choices, select
-from vcuda.placement.choice import Option
+from vcuda.placement.choice import NO_NODE, Option
 from vcuda.placement.free_cards import FreeCards, free_by_model
+from vcuda.placement.node_states import NodeStates, amounts_of
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.serving import serve, unserved
 from vcuda.quota.model import Charge, NamespaceQuota, Usage, mebibytes
@@ -30,8 +31,8 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
 
     models: tuple[str, ...]
     """The GPU models that the pod or claim may use, in the order in which they are tried."""
-    present: frozenset[str]
-    """The models with an existing node that can serve the pod or claim, and that the pod's node selection allows."""
+    ready: frozenset[str]
+    """The models with a node that can take the pod or claim now."""
     excluded: Mapping[str, str]
     """The other models of the quota, each with the message why the pod or claim may not use the model."""
     rule: Rule = Rule.DOCUMENT
@@ -40,6 +41,8 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     """The free cards in the namespace's pools, by GPU model; empty for a claim, or if free cards are not published."""
     no_fitting_card: frozenset[str] = frozenset()
     """The models of which no card has room for the pod's largest container; empty if ``free`` is empty."""
+    why_not_ready: Callable[[str], str] | None = None
+    """Returns why no node of the given model can take the pod now; None if the nodes are unknown."""
 
     def options(self, quota: NamespaceQuota, asked: ChargeOn, usage: Mapping[str, Usage]) -> list[Option]:
         found = []
@@ -47,8 +50,9 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
             charge, used = asked(model), usage.get(model, Usage())
             # Pending pods have no cards yet, so their charges are subtracted. Otherwise a burst of pods gets one model.
             free = self.free.get(model, FreeCards()).room_for(charge) - used.pending.cores if self.free else 0
-            present, fits_a_card = model in self.present, model not in self.no_fitting_card
-            found.append(Option(model, charge, quota.limits[model], used, present, fits_a_card, free))
+            ready, fits_a_card = model in self.ready, model not in self.no_fitting_card
+            waits = functools.partial(self.why_not_ready, model) if self.why_not_ready else str
+            found.append(Option(model, charge, quota.limits[model], used, ready, fits_a_card, free, waits))
         return found
 
     def sentence(self, kind: str, namespace: str, quota: NamespaceQuota) -> str:
@@ -65,9 +69,13 @@ def find_candidates(
     nodes: Nodes,
     placing: str | None = None,
     *,
+    states: NodeStates = NodeStates(),  # noqa: B008  # it is immutable
     check: Check = no_check,
 ) -> Candidates:
-    """Return the models of the quota that a pod may use. ``placing``: the scheduler for the pod's GPU resources."""
+    """Return the models of the quota that a pod may use. ``placing``: the scheduler for the pod's GPU resources.
+
+    ``states``: the states of ``nodes``. They determine only which models are ready, unless the quota requires nodes.
+    """
     check(count_choices(pod, request.schemes) * len(quota.limits))
     selected = {
         model: [select(pod, scheme, model, nodes.types, has_share=request.has_share) for scheme in request.schemes]
@@ -83,17 +91,38 @@ def find_candidates(
     selection = NodeSelection.of(pod.spec, nodes.selected_values)
     check()
     having = {model: nodes.having(model) for model in quota.limits}
-    serving = {model: serve(pod, request, every, nodes, placing).nodes for model, every in having.items()}
-    reach = _reach_of(selection, quota, nodes, having=having, serving=serving, check=check)
-    excluded = {model: why for model in quota.limits if (why := unwanted[model] or reach.exclusion(model, quota))}
-    left = [model for model in quota.limits if model in reach.unserved and model not in excluded]
-    excluded |= {model: unserved(model, request, nodes) for model in left}
+    reach = _reach_of(selection, quota, nodes, having=having, check=check)
+    on = {model: every & reach.nodes for model, every in having.items()}
+    serving = {model: serve(pod, request, having[model], nodes, placing).nodes & on[model] for model in on}
+    taking, offering = states.take(pod.spec.tolerations, check), states.offer(request.resources)
+
+    def exclusion(model: str) -> str | None:
+        if excluded := unwanted[model] or reach.exclusion(model, quota):
+            return excluded
+        if on[model] and not serving[model]:
+            return unserved(model, request, nodes, placing)
+        required = quota.require_nodes and nodes.labels and not serving[model] & offering
+        return _not_offered(model, request) if required else None
+
+    excluded = {model: why for model in quota.limits if (why := exclusion(model))}
     models = tuple(model for model in ordered if model not in excluded)
-    present = reach.present.intersection(models)
+    ready = frozenset(model for model in models if serving[model] & taking & offering)
+
+    def why_not_ready(model: str) -> str:
+        if not serving[model]:
+            return NO_NODE
+        return states.obstacle(serving[model], request.resources, pod.spec.tolerations)
+
     free = free_by_model(nodes.free, quota.pools)
     largest = {model: free.get(model, FreeCards()).largest for model in models if free}
     no_fitting_card = frozenset(model for model, most in largest.items() if most < request.share)
-    return Candidates(models, present, excluded, rule, free, no_fitting_card)
+    explain = why_not_ready if nodes.labels else None
+    return Candidates(models, ready, excluded, rule, free, no_fitting_card, explain)
+
+
+def _not_offered(model: str, request: PodRequest) -> str:
+    offered = f"offers {amounts_of(request.resources)}" if request.resources else "exists now"
+    return f"{model} is excluded by `require_nodes` of the quota, because no node that the pod may use {offered}"
 
 
 def _without_card(model: str, request: PodRequest, nodes: Nodes) -> str | None:
@@ -143,10 +172,8 @@ class _Reach(NamedTuple):
     """The models of the allowed nodes in the quota's pools, including nodes that may be added later."""
     anywhere: frozenset[str]
     """The models of the allowed nodes in any pool, including nodes that may be added later."""
-    present: frozenset[str]
-    """The models with an existing allowed node in the quota's pools that can serve the pod."""
-    unserved: frozenset[str]
-    """The models with existing allowed nodes in the quota's pools, of which none can serve the pod."""
+    nodes: int
+    """The existing allowed nodes in the quota's pools."""
 
     def exclusion(self, model: str, quota: NamespaceQuota) -> str | None:
         if model in self.in_pools:
@@ -198,7 +225,6 @@ def _reach_of(
     nodes: Nodes,
     *,
     having: Mapping[str, int],
-    serving: Mapping[str, int],
     check: Check,
 ) -> _Reach:
     keys, index, models = nodes.keys, nodes.index, quota.limits.keys()
@@ -227,6 +253,4 @@ def _reach_of(
     pools = index.having(keys.pool, quota.pools) if quota.pools else matching
     found_in_pools |= {model for model in models if having[model] & named & pools}
     found_anywhere |= {model for model in models if having[model] & named}
-    present = frozenset(model for model in models if serving[model] & matching & pools)
-    others = frozenset(model for model in models if having[model] & matching & pools) - present
-    return _Reach(found_in_pools, found_anywhere, present, others)
+    return _Reach(found_in_pools, found_anywhere, matching & pools)

@@ -56,9 +56,8 @@ def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str
     with_register = 0
     for scheme in request.schemes:
         with_register |= every & nodes.registered.get(scheme.name, 0)
-    keeps = pod.spec.scheduler_name not in ("", DEFAULT_SCHEDULER, placing) or any(
-        each.opt_out and each.opt_out in pod.labels.items() for each in request.schemes
-    )
+    own = pod.spec.scheduler_name not in ("", DEFAULT_SCHEDULER, placing)
+    keeps = own or any(each.opt_out and each.opt_out in pod.labels.items() for each in request.schemes)
     if not with_register:
         return ServedBy(every, None if every or keeps else placing)
     plain = every & ~with_register
@@ -67,7 +66,8 @@ def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str
         repeated = max(len(required_terms(pod.spec) or ()), 1)
         if None not in avoided and repeated * sum(map(len, map(str, avoided))) <= MOST_OF_AVOIDED:
             return ServedBy(plain, None, tuple(sorted(map(str, avoided))))
-    return ServedBy(with_register, placing)
+    # The nodes with a register serve only pods of their own scheduler, and a pod cannot have two schedulers.
+    return ServedBy(0 if own and placing else with_register, placing)
 
 
 def reaches(pod: Pod, nodes: Nodes, key: str, values: Iterable[str]) -> bool:
@@ -77,7 +77,11 @@ def reaches(pod: Pod, nodes: Nodes, key: str, values: Iterable[str]) -> bool:
     return any(nodes.index.matching(term, among) for term in selection.terms)
 
 
-def unserved(model: str, request: PodRequest, nodes: Nodes) -> str:
-    """Return the message that no existing node of a model can serve the pod, because a register is missing."""
+def unserved(model: str, request: PodRequest, nodes: Nodes, placing: str | None) -> str:
+    """Return the message that no existing node of a model can serve the pod: a register is missing, or the pod names
+    another scheduler than that of the nodes, ``placing``."""
+    if not request.registered:
+        other = placing or "another scheduler"
+        return f"{model} is excluded, because only {other} places pods on its nodes that the pod may use"
     names = " and ".join(each.display_name for each in request.registered if each.name in nodes.registered)
     return f"{model} is excluded, because no node that the pod may use has a register of {names}"

@@ -10,6 +10,7 @@ The document is JSON or YAML in gpu-admission's format (``pkg/predicate/gpu_pred
     team-e: {order: [A100, T4], quota: {T4: 8, A100: 2}}   # A100 first; the default is the order in `quota`
     team-f: {prefer: most-free, quota: {T4: 8, A100: 2}}   # the model with the most free cards and quota first
     team-g: {one_model: true, quota: {T4: 8, A100: 2}}     # pods that could get both models are rejected
+    team-j: {require_nodes: true, quota: {T4: 8}}          # no model without nodes; at the top: for all entries
     team-h: {grants: [{T4: 8, weekly: Sat-Sun}]}           # more at certain times, see vcuda.quota.grant_entries
     "*":    {quota: {}, except: ["longhorn-*"]}            # every namespace without its own entry, but not these
 
@@ -61,6 +62,8 @@ MAX_EXCEPTED = 100
 MOST_FREE = "most-free"
 """The only supported value of the key ``prefer``."""
 ONLY_DEFAULT = f'must be set only in the entry "{DEFAULT}"'
+REQUIRE_NODES = "require_nodes"
+"""A key of an entry. At the top of the document, where no namespace can have this name, it is for all entries."""
 
 
 def read_namespace_name(name: str) -> str:
@@ -155,6 +158,7 @@ class _NamespaceEntry(StrictModel):
     order: Annotated[tuple[_Name, ...], _names("M40")] = ()
     prefer: Annotated[str, pydantic.PlainValidator(_read_prefer)] = ""
     one_model: bool = False
+    require_nodes: bool | None = None
     time_zone: Annotated[ZoneInfo | None, pydantic.PlainValidator(read_zone)] = None
     grants: Annotated[tuple[GrantEntry, ...], pydantic.BeforeValidator(read_grants)] = ()
     excepted: Annotated[tuple[_Excepted, ...], _names("longhorn-*"), pydantic.AfterValidator(_bounded)] = (
@@ -246,7 +250,15 @@ def _read_entries(tree: Plain, zone: ZoneInfo) -> dict[str, _NamespaceEntry]:
         raise errors.QuotaFault(
             (errors.Fault("", f"the document must not have more than {MAX_NAMESPACES} namespaces; got {len(tree)}"),)
         )
+    required: object = False
+    if isinstance(tree, dict) and REQUIRE_NODES in tree:
+        required = tree[REQUIRE_NODES]
+        tree = {name: entry for name, entry in tree.items() if name != REQUIRE_NODES}
+        raise_faults([((REQUIRE_NODES,), "must be true or false")] if not isinstance(required, bool) else ())
     entries = _DOCUMENT.validate_python(tree)
+    if required:
+        without = (name for name, entry in entries.items() if entry.require_nodes is None)
+        entries |= {name: entries[name].model_copy(update={REQUIRE_NODES: True}) for name in [*without]}
     misplaced = (
         ((name, "except"), ONLY_DEFAULT) for name, each in entries.items() if each.excepted and name != DEFAULT
     )
@@ -281,6 +293,7 @@ def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES, zone: Zon
             *(limits, entry.pool, entry.mode, frozenset(entry.allow), entry.order),
             prefer_most_free=entry.prefer == MOST_FREE,
             one_model=entry.one_model,
+            require_nodes=bool(entry.require_nodes),
             grants=tuple(grant.in_zone(entry.time_zone or zone) for grant in entry.grants),
             excepted=frozenset(entry.excepted),
         )

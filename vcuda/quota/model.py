@@ -138,6 +138,8 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
     """True if the GPU model with the most free cards and quota is tried first for a pod."""
     one_model: bool = False
     """True if every pod or claim that could get several models is rejected."""
+    require_nodes: bool = False
+    """True if no pod or claim gets a model of which no node offers what it requests."""
     grants: tuple[Grant, ...] = ()
     """All grants, including those that do not apply now."""
     excepted: frozenset[str] = frozenset()
@@ -231,10 +233,9 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
     def _at_moment(self, written: NamespaceQuota) -> NamespaceQuota:
         if not written.grants:
             return written
-        known = self._known
-        if id(written) not in known:
-            known[id(written)] = written.at(self.moment)
-        return known[id(written)]
+        if id(written) not in self._known:
+            self._known[id(written)] = written.at(self.moment)
+        return self._known[id(written)]
 
     @functools.cached_property
     def _known(self) -> dict[int, NamespaceQuota]:
@@ -399,8 +400,7 @@ def exceeded(namespace: str, *shortages: Shortage, later: bool = False) -> str:
 
     ``later``: True if a grant that begins later makes room for the request.
     """
-    never = not later and all(shortage.can_never_fit for shortage in shortages)
-    words = NEVER_FITS if never else OVER_QUOTA
+    words = OVER_QUOTA if later or not all(each.can_never_fit for each in shortages) else NEVER_FITS
     return f"{words}: " + "; ".join(shortage.sentence(namespace) for shortage in shortages)
 
 

@@ -102,6 +102,10 @@ def reports_shortage(message: str) -> bool:
     return re.search(SHORTAGE, message) is not None
 
 
+NO_QUOTA = "not enough quota"
+"""The reason why a GPU model is passed over if it lacks quota."""
+
+
 def would_be_pinned(model: str) -> str:
     return f"would be pinned to {model}"
 

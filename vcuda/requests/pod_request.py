@@ -10,7 +10,7 @@ from vcuda.errors import Fault, cut
 from vcuda.k8s_types import Check, Container, Pod, Quantity, no_check, parse_whole
 from vcuda.quota.model import CORES_PER_CARD, Charge, total
 from vcuda.requests.mig import PROFILE
-from vcuda.requests.resources import BUILT_IN, NOTHING, PLAIN_CARDS, WHOLE_CARD, CardWorth, GpuResources
+from vcuda.requests.resources import BUILT_IN, CLASS_RESOURCE, NOTHING, PLAIN_CARDS, WHOLE_CARD, CardWorth, GpuResources
 from vcuda.requests.schemes import Scheme
 from vcuda.requests.share_limits import ShareLimits
 
@@ -68,6 +68,9 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     """The most memory of one card that any container of the pod requests, in MiB."""
     registered: tuple[Scheme, ...] = ()
     """The requested schemes whose register (the node annotation that lists the cards) the pod's node must have."""
+    resources: Mapping[str, int] = {}
+    """The amounts of resources that the pod's node must at least offer. Resources of DeviceClasses are left out: no
+    node offers them."""
 
     def charge_on(self, model: str) -> Charge:
         return self.on_models.on(model) if self.on_models else self.charge
@@ -95,6 +98,8 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
     """Descriptions of the vendors' libraries that may limit the container to its shares of cards."""
     memory_per_card: int = 0
     """The memory of one card that the container requests, in MiB."""
+    amounts: Mapping[str, int] = {}
+    """The requested amounts of GPU resources."""
 
     @property
     def needs_register(self) -> bool:
@@ -189,11 +194,35 @@ def read_request(pod: Pod, known: GpuResources = BUILT_IN, check: Check = no_che
         tuple(dict.fromkeys(limits for request in requests for limits in request.limits)),
         max((request.memory_per_card for request in requests), default=0),
         _in_order(each.scheme for each in requests if each.scheme and each.needs_register),
+        _needed([*(each.main_resource for each in schemes), *_units(kinds, schemes)], containers, asked),
     )
 
 
 def _count(charge: Charge, worth: Charge | None) -> int:
     return int(charge.cores // worth.cores) if worth and worth.cores else 0
+
+
+def _units(kinds: Iterable[str], schemes: Iterable[Scheme]) -> Iterator[str]:
+    names = {scheme.name for scheme in schemes}
+    return (kind for kind in kinds if kind not in names and not kind.startswith(CLASS_RESOURCE))
+
+
+def _needed(
+    names: Iterable[str], containers: Iterable[tuple[str, Container]], asked: Iterable[ContainerCharge | None]
+) -> dict[str, int]:
+    # The scheduler adds the sidecars of a pod. Here each init container counts alone, so the amount may be too small.
+    alone = dict.fromkeys(names, 1)
+    together: dict[str, int] = {}
+    for (path, _), request in zip(containers, asked, strict=True):
+        if request is None:
+            continue
+        is_init = path.startswith("spec.initContainers")
+        for name, amount in request.amounts.items():
+            if is_init and amount > alone.get(name, amount):
+                alone[name] = amount
+            elif not is_init:
+                together[name] = together.get(name, 0) + amount
+    return {name: max(amount, together.get(name, 0)) for name, amount in alone.items()}
 
 
 def _effective_charge(asking: Iterable[tuple[str, Container, ContainerCharge]], kind: str, worth: CardWorth) -> Charge:
@@ -246,6 +275,7 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
         by_memory=by_memory,
         limits=limits,
         memory_per_card=_memory_per_card(scheme, amounts),
+        amounts=amounts,
     )
 
 

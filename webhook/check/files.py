@@ -15,7 +15,8 @@ from vcuda.claims import charges, devices as dra, digest, objects
 from vcuda.claims.names import CLAIM, TEMPLATE
 from vcuda.discovery import sources
 from vcuda.ledger.ledger import charges_by_model
-from vcuda.placement import affinity, patches, registers
+from vcuda.placement import affinity, node_states, patches, registers
+from vcuda.placement.node_states import NodeStates
 from vcuda.placement.nodes import Nodes
 from vcuda.quota import model, terms
 from vcuda.requests import config, resources, runtime_devices
@@ -89,6 +90,7 @@ def read_cluster(
         runtime_classes=runtime_devices.RuntimeClasses(gpu_runtime_classes),
         claims=claims,
         scheduler_users=scheduler_users,
+        states=stored.states,
     )
     return OfflineCluster(policy, stored.committed(claims), stored.templates)
 
@@ -117,6 +119,7 @@ class StoredObjects(msgspec.Struct, frozen=True):
     """The objects of a cluster, as read from the file named by option --nodes."""
 
     nodes: Nodes
+    states: NodeStates = NodeStates()
     devices: dra.Devices = dra.NO_DEVICES
     templates: TemplateSpecs = {}
     claims: Sequence[stored_claims.StoredClaim] = ()
@@ -159,8 +162,10 @@ def read_stored(path: Path, labels: affinity.NodeLabels, known: resources.GpuRes
     nodes = Nodes.of(node_labels, labels, cards, known.models, outdated)
     charged = known.with_claimed(published.extended_resources).with_registered(nodes.registered_cards)
     pods = (stored_pods.read_stored(pod, labels, charged) for _, pod in found["Pod"].values())
+    states = {name: node_states.read_state(node) for (_, name), (_, node) in found["Node"].items()}
     return StoredObjects(
         nodes,
+        NodeStates.of(nodes.index.names, states),
         published,
         {key: template.spec.spec for key, (_, template) in found[TEMPLATE].items()},
         tuple(

@@ -17,6 +17,8 @@ from vcuda.claims.objects import ResourceClaim, ResourceClaimTemplate
 from vcuda.claims.request import read_claim
 from vcuda.errors import Fault
 from vcuda.k8s_types import UNDECODABLE, Decoder, ObjectMeta
+from vcuda.placement.node_states import NodeStates
+from vcuda.placement.nodes import NO_NODES, Nodes
 from vcuda.placement.placement import Candidates
 from vcuda.quota.model import NOT_MUTATED, NamespaceQuota, exceeded
 from vcuda.quota.preference import ordered_models
@@ -28,6 +30,9 @@ from webhook.review.context import PolicySnapshot
 from webhook.review.models import Allowed, check_wish, pin
 
 WAITS = "a claim from this template must wait until the quota is free"
+
+NO_DEVICES = "no node publishes such devices now"
+REQUIRED = f"`require_nodes` of the quota, because {NO_DEVICES}"
 
 _CLAIMS = Decoder(ResourceClaim, MOST_REPAIRED)
 _TEMPLATES = Decoder(ResourceClaimTemplate, MOST_REPAIRED)
@@ -94,15 +99,35 @@ def _decode(request: AdmissionRequest) -> tuple[ObjectMeta, ClaimDigest, Mapping
 
 
 def find_candidates(
-    asked: ClaimRequest, quota: NamespaceQuota, annotations: Mapping[str, str] = MappingProxyType({})
+    asked: ClaimRequest,
+    quota: NamespaceQuota,
+    annotations: Mapping[str, str] = MappingProxyType({}),
+    nodes: Nodes = NO_NODES,
+    states: NodeStates = NodeStates(),  # noqa: B008  # it is immutable
 ) -> Candidates:
-    """Divide the models of ``quota`` into allowed and excluded ones, by the claim's selectors and annotations."""
+    """Divide the models of ``quota`` into allowed and excluded ones, by the claim's selectors and annotations.
+
+    ``nodes`` and their ``states`` determine which models are ready. If the quota requires nodes, the models whose
+    devices no node publishes are excluded too.
+    """
     ordered, rule = ordered_models(annotations, quota)
-    excluded = {model: reason for model in quota.limits if (reason := asked.excludes(model))}
+    absent = {model for model in quota.limits if nodes.labels and not asked.is_present(model)}
+    excluded = dict.fromkeys(absent if quota.require_nodes else (), REQUIRED)
+    excluded |= {model: reason for model in quota.limits if (reason := asked.excludes(model))}
     excluded |= dict.fromkeys(quota.limits.keys() - set(ordered), f"annotation {MODELS_ANNOTATION}")
     models = tuple(model for model in ordered if model not in excluded)
-    reasons = {model: f"{model} is excluded by {reason}" for model, reason in excluded.items()}
-    return Candidates(models, frozenset(filter(asked.is_present, models)), reasons, rule)
+    reasons = {model: f"{model} is excluded by {excluded[model]}" for model in quota.limits if model in excluded}
+    # The claim's pod and its tolerations are unknown, so of the states only cordons and nodes that are not ready count.
+    closed, having = states.closed, {model: nodes.having(model) for model in models}
+    ready = {model for model in models if not having[model] or having[model] & closed.take(None)}
+
+    def why_not_ready(model: str) -> str:
+        if model in absent:
+            return NO_DEVICES
+        return "" if model in ready else closed.obstacle(having[model], {})
+
+    present = frozenset(filter(asked.is_present, ready))
+    return Candidates(models, present, reasons, rule, why_not_ready=why_not_ready)
 
 
 async def mutate(create: verdicts.Creation) -> AdmissionResponse:
@@ -118,7 +143,8 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
     if isinstance(review, AdmissionResponse):
         return review
     create.deadline.check(review.request.steps * len(review.quota.limits))
-    candidates = find_candidates(review.request, review.quota, review.metadata.annotations or {})
+    policy, annotations = create.policy, review.metadata.annotations or {}
+    candidates = find_candidates(review.request, review.quota, annotations, policy.nodes, policy.states)
     if not candidates.models:
         refusal = candidates.sentence("claim", review.namespace, review.quota)
         if review.enforced:

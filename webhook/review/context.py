@@ -8,6 +8,7 @@ import msgspec
 from vcuda import kube
 from vcuda.claims import charges, devices
 from vcuda.placement import patches
+from vcuda.placement.node_states import NodeStates
 from vcuda.placement.nodes import Nodes
 from vcuda.quota import model
 from vcuda.quota.terms import MAX_TERMINATING_SECONDS
@@ -39,6 +40,8 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     """The user names of schedulers, which create claims for pods that are charged already."""
     max_terminating: int = MAX_TERMINATING_SECONDS
     """The longest grace period of a pod that is charged, in seconds."""
+    states: NodeStates = NodeStates()
+    """The states of ``nodes``: taints and offered resources. Only /mutate reads them."""
 
     @property
     def claim_policy(self) -> charges.ClaimPolicy:
@@ -78,7 +81,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
         # be refused. So there is no snapshot before both are read.
         if read is None or not self.nodes.reflector.synced.is_set() or not self.dra.settled:
             return None
-        nodes, free = self.nodes.current(), self.cards.current()
+        (nodes, states), free = self.nodes.with_states(), self.cards.current()
         nodes = msgspec.structs.replace(nodes, free=free) if free else nodes
         return PolicySnapshot(
             self.quota.clock.now(read.quota),
@@ -90,6 +93,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
             self.claims.current(),
             self.scheduler_users,
             self.max_terminating,
+            states,
         )
 
     def reflectors(self) -> Mapping[str, kube.Reflector[Any]]:

@@ -74,8 +74,10 @@ async def pin(create: verdicts.Creation, review: verdicts.Review, allowed: Allow
     if not create.request.dry_run:
         create.choices.add(review.namespace, choice.model, allowed.charge_on(choice.model))
     warnings = [f"{several}; {verdicts.ADMITTED_ALL_THE_SAME}"] if several else []
-    # A dry run returns the reason for the chosen model as a warning. Other calls record it only in the audit log.
-    warnings += [choice.forecast] if create.request.dry_run else []
+    # A dry run returns the reason for the chosen model as a warning. Other calls do so only if nodes have changed the
+    # choice. The audit log always has the reason.
+    reason = choice.forecast if create.request.dry_run else choice.notice
+    warnings += [reason] if reason else []
     return AdmissionResponse(
         "pinned",
         patch=patch,

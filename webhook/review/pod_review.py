@@ -166,7 +166,8 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
         return AdmissionResponse("claims", patch=[*in_pools, *removed], warnings=review.warnings())
     asked = review.request
     candidates = placement.find_candidates(
-        *(review.pod, asked, review.quota, create.policy.nodes, review.hints(None).scheduler),
+        *(review.pod, _without_claimed(review), review.quota, create.policy.nodes, review.hints(None).scheduler),
+        states=create.policy.states,
         check=create.deadline.check,
     )
     if not candidates.models:
@@ -182,6 +183,16 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
 
     allowed = Allowed(candidates, asked.charge_on, patch, create.policy.hints.labels.model)
     return await pin(create, review, allowed)
+
+
+def _without_claimed(review: PodReview) -> PodRequest:
+    # If a DeviceClass has an extended resource, the scheduler allocates the devices by a claim. No node offers them.
+    claims, asked = review.policy.claims, review.request
+    claimed = claims.devices.extended_resources if claims else frozenset()
+    if claimed.isdisjoint(asked.resources):
+        return asked
+    offered = {name: amount for name, amount in asked.resources.items() if name not in claimed}
+    return msgspec.structs.replace(asked, resources=offered)
 
 
 def _without_model(review: PodReview, sentence: str, check: Check) -> AdmissionResponse:
