@@ -216,15 +216,19 @@ class ApiDouble(Handle):
     def list_pages(
         self, path: str, params: Params | None = None, _limit: int = 500, timeout: float = 30, **_bounds: object
     ) -> Iterator[Page]:
-        """Yield one page: the objects in a collection that match labelSelector and the name in fieldSelector."""
+        """Yield one page: the objects in a collection that match labelSelector and fieldSelector (name or phase)."""
         selector = str((params or {}).get("labelSelector", ""))
         field, _, value = str((params or {}).get("fieldSelector", "")).partition("=")
-        name = value if field == "metadata.name" else ""
+        part, name = field.split(".") if field in ("metadata.name", "status.phase") else ("metadata", "")
 
         def effect() -> bytes:
             found = [stored for own, stored in self.objects.items() if path in _collections_of(own)]
             return json.dumps(
-                [each for each in found if _selects(selector, each) and name in ("", each["metadata"].get("name"))]
+                [
+                    each
+                    for each in found
+                    if _selects(selector, each) and (not name or each.get(part, {}).get(name) == value)
+                ]
             ).encode()
 
         items = msgspec.json.decode(self._call("LIST", timeout, effect), type=list[msgspec.Raw])

@@ -14,7 +14,7 @@ from controller.refusals import ReportedObject
 from vcuda import errors
 from vcuda.cli import aligned
 from vcuda.ledger.report import NamespaceUse, PodUse
-from vcuda.quota.terms import CORES_PER_CARD, MODEL_ANNOTATION, cards, mebibytes
+from vcuda.quota.terms import CORES_PER_CARD, MODEL_ANNOTATION, NO_QUOTA, cards, mebibytes
 from vcuda.workloads import check_shape, workloads_in
 
 Json = dict[str, Any]
@@ -48,6 +48,9 @@ KINDS: Mapping[str, ReadKind] = {
 
 _NEEDED = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
 _OF_MEMORY = "memory of"
+UNPLACED = "the scheduler has not placed the pod"
+MOST_PENDING = 3
+"""The most pending pods of a workload whose states are shown."""
 
 
 class _MissingQuota(NamedTuple):
@@ -83,7 +86,7 @@ class Why:
     """The reasons why a workload has no pods.
 
     ``rejected``: the recent rejections of its pods, the newest first.
-    ``now``: the decisions of a dry run; for a pod that exists, the pod's state.
+    ``now``: the states of its pending pods, and then the decisions of a dry run; for a pod that exists, its state.
     ``missing``: the quota that must become free.
     ``hints``: likely causes, and what to do about them.
     """
@@ -124,14 +127,39 @@ def explain_why(
     children = _children(api, kind, stored, namespace)
     family = {(kind.kind, name), *((KINDS[kind.children].kind, each["metadata"]["name"]) for each in children)}
     rejected = tuple(each for each in read_refusals(api, namespace) if _is_of(each, family))
-    now = (_stored_pod(stored, name, namespace),) if kind.kind == "Pod" else _asked(api, stored, namespace)
+    is_pod = kind.kind == "Pod"
+    pods = [stored] if is_pod else _pending(api, (stored, *children), namespace)
+    asked = () if is_pod else _asked(api, stored, namespace)
+    now = (*(_stored_pod(each, namespace) for each in pods[:MOST_PENDING]), *asked)
     reasons = [each.reason for each in now if each.decision not in (ADMITTED, NOT_ASKED)]
     shortages = {found.model: found for reason in reasons for found in _shortages(reason)}
     use = usage() if shortages else None
     missing = tuple(_missing(each, use) for each in shortages.values())
     own = _held_by_itself(stored, children, missing) if kind.kind == "Deployment" else ""
-    hints = tuple(filter(None, (own, use.unstored_warning if use else "")))
+    hints = tuple(filter(None, (own, _pinned_elsewhere(now), use.unstored_warning if use else "")))
     return Why(f"{kind.kind}/{name}", namespace, rejected, now, missing, hints)
+
+
+def _pending(api: Kubectl, owners: Sequence[Json], namespace: str) -> list[Json]:
+    """Return the pods of these owners that exist and have not started, the oldest first."""
+    uids = {each["metadata"]["uid"] for each in owners}
+    found = api.list_objects(f"/api/v1/namespaces/{segment(namespace)}/pods", {"fieldSelector": "status.phase=Pending"})
+    own = [each for each in found if uids & _owner_uids(each) and "deletionTimestamp" not in each["metadata"]]
+    return sorted(own, key=lambda each: str(each["metadata"].get("creationTimestamp", "")))
+
+
+def _pinned_elsewhere(now: Sequence[ExplainedObject]) -> str:
+    """Return a hint if the scheduler has not placed a pod, and a new pod would get a model whose nodes can take it."""
+    asked = next((each for each in now if not each.object.startswith("Pod/")), None)
+    for pod in now:
+        # If a new pod gets another model only for lack of quota, the quota of the deleted pod would become free again.
+        passed_over = asked and f"{pod.model} (" in asked.reason and f"{pod.model} ({NO_QUOTA})" not in asked.reason
+        if asked and pod is not asked and pod.model and UNPLACED in pod.reason and passed_over:
+            return (
+                f"{pod.object} stays pinned to {pod.model}, but a new pod would be pinned to {asked.model}. If you "
+                f"delete {pod.object}, its workload creates a new pod"
+            )
+    return ""
 
 
 def _held_by_itself(stored: Json, replica_sets: Sequence[Json], missing: Sequence[Missing]) -> str:
@@ -172,7 +200,11 @@ def _children(api: Kubectl, kind: ReadKind, stored: Json, namespace: str) -> Seq
         return ()
     child, uid = KINDS[kind.children], stored["metadata"]["uid"]
     found = api.list_objects(f"{child.api}/namespaces/{segment(namespace)}/{child.plural}")
-    return [each for each in found if uid in (own["uid"] for own in each["metadata"].get("ownerReferences") or ())]
+    return [each for each in found if uid in _owner_uids(each)]
+
+
+def _owner_uids(stored: Json) -> set[str]:
+    return {own["uid"] for own in stored["metadata"].get("ownerReferences") or ()}
 
 
 def _is_of(refusal: ReportedObject, family: set[tuple[str, str]]) -> bool:
@@ -186,11 +218,12 @@ def _asked(api: Kubectl, stored: Json, namespace: str) -> tuple[ExplainedObject,
     return tuple(ask_about(api, workloads_in(stored["metadata"]["name"], text, namespace, check_shape)))
 
 
-def _stored_pod(stored: Json, name: str, namespace: str) -> ExplainedObject:
+def _stored_pod(stored: Json, namespace: str) -> ExplainedObject:
+    name = stored["metadata"]["name"]
     model = (stored["metadata"].get("annotations") or {}).get(MODEL_ANNOTATION, "")
     status = stored.get("status") or {}
     waits = [
-        f"the scheduler has not placed the pod: {each.get('message', '')}"
+        f"{UNPLACED}: {each.get('message', '')}"
         for each in status.get("conditions") or ()
         if each.get("type") == "PodScheduled" and each.get("status") == "False"
     ]

@@ -209,6 +209,17 @@ def test_why_shows_what_a_rejected_deployment_waits_for(cluster: Cluster, team: 
     eventually(lambda: gpuquota("why", "deployment/greedy", "-n", team).returncode == 0)
 
 
+@pytest.mark.usefixtures("controller_manager", "scheduler")
+def test_why_looks_at_the_pending_pod_of_a_deployment_first(cluster: Cluster, team: str, gpuquota: Plugin) -> None:
+    cluster.create(workload("Deployment", team, "waits", pod=on_m40(card_pod("", team))))
+    [pod] = cluster.await_pods(team, lambda pods: bool(pods) and bool(pods[0]["status"].get("conditions")))
+    told = gpuquota("why", "deploy/waits", "-n", team, "-o", "json")
+    assert told.returncode == 0, told.stderr
+    first, second = json.loads(told.stdout)["now"]
+    assert (first["object"], second["object"]) == (f"Pod/{pod['metadata']['name']}", "Deployment/waits")
+    assert "the pod is pinned to M40; the scheduler has not placed the pod: " in first["reason"]
+
+
 def test_explain_shows_the_decision_and_reason_for_each_pod_and_creates_nothing(
     cluster: Cluster, team: str, gpuquota: Plugin, tmp_path: Path
 ) -> None:

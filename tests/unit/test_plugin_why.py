@@ -30,7 +30,7 @@ def deployment(cluster: Cluster) -> None:
     )
     for name, owner in (("train-abc", "uid-train"), ("other-abc", "uid-other")):
         owners = [{"uid": owner, "kind": "Deployment", "name": "x", "apiVersion": "apps/v1"}]
-        found = {"metadata": {"name": name, "namespace": "team-a", "ownerReferences": owners}}
+        found = {"metadata": {"name": name, "namespace": "team-a", "uid": f"uid-{name}", "ownerReferences": owners}}
         cluster.store(f"/apis/apps/v1{TEAM}/replicasets/{name}", found)
 
 
@@ -95,7 +95,8 @@ def test_a_rollout_that_waits_for_its_own_old_pod_is_explained(
     stored["spec"]["strategy"] = {"rollingUpdate": {"maxSurge": surge}}
     owners = [{"uid": "uid-train", "kind": "Deployment", "name": "x", "apiVersion": "apps/v1"}]
     for name in ("train-old", "train-abc"):
-        found = {"metadata": {"name": name, "namespace": "team-a", "ownerReferences": owners}, "spec": {"replicas": 1}}
+        metadata = {"name": name, "namespace": "team-a", "uid": f"uid-{name}", "ownerReferences": owners}
+        found: Manifest = {"metadata": metadata, "spec": {"replicas": 1}}
         found["status"] = {"replicas": int(name != waiting)}
         cluster.store(f"/apis/apps/v1{TEAM}/replicasets/{name}", found)
     holders = [{"name": holder, "cores": 700, "memory": 0}]
@@ -197,6 +198,38 @@ def test_the_state_of_a_stored_pod_shows_what_it_waits_for(cluster: Cluster) -> 
     exists, waits = "the pod exists in phase Pending; the pod is pinned to M40", "the scheduler has not placed the pod"
     assert found["now"][0]["reason"] == f"{exists}; {waits}: 0/3 nodes are available: 3 Insufficient gpu."
     assert cluster.asked == []
+
+
+@cases(
+    "model, reason, hinted",
+    another_model=("L4", "the next in the namespace's quota after M40 (its node is cordoned)", True),
+    the_same_model=("M40", "the first in the namespace's quota", False),
+    another_model_for_lack_of_quota=("L4", "the next in the namespace's quota after M40 (not enough quota)", False),
+)
+def test_the_pending_pods_of_a_workload_are_looked_at_first(
+    cluster: Cluster, model: str, reason: str, hinted: bool
+) -> None:
+    deployment(cluster)
+    cluster.pinned_to, cluster.warnings = model, (f"would be pinned to {model}: {reason}",)
+    unplaced = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available: 3 cordoned."}
+    for name, owner, phase, fields in (
+        ("train-2", "uid-train-abc", "Pending", {"creationTimestamp": "2026-01-01T00:00:02Z"}),
+        ("train-1", "uid-train-abc", "Pending", {"creationTimestamp": "2026-01-01T00:00:01Z"}),
+        ("train-0", "uid-train-abc", "Running", {}),
+        ("train-9", "uid-train-abc", "Pending", {"deletionTimestamp": "2026-01-01T00:00:01Z"}),
+        ("other-1", "uid-other-abc", "Pending", {}),
+    ):
+        owners = [{"uid": owner, "kind": "ReplicaSet", "name": "x", "apiVersion": "apps/v1"}]
+        metadata: Manifest = {"name": name, "namespace": "team-a", "ownerReferences": owners, **fields}
+        metadata["annotations"] = {"quota.vcuda.io/model": "M40"}
+        stored = {"kind": "Pod", "metadata": metadata, "status": {"phase": phase, "conditions": [unplaced]}}
+        cluster.store(f"/api/v1{TEAM}/pods/{name}", stored)
+    status, found = why("deployment/train")
+    assert status == 0
+    assert [each["object"] for each in found["now"]] == ["Pod/train-1", "Pod/train-2", "Deployment/train"]
+    assert "the scheduler has not placed the pod: 0/3 nodes are available" in found["now"][0]["reason"]
+    hint = "Pod/train-1 stays pinned to M40, but a new pod would be pinned to L4. If you delete Pod/train-1, "
+    assert found["hints"] == [f"{hint}its workload creates a new pod"] * hinted
 
 
 def test_the_event_of_a_pods_claim_is_shown_for_the_pod_and_its_workload(cluster: Cluster) -> None:
