@@ -12,7 +12,7 @@ from controller.claim_holds import ClaimHolds
 from controller.pods import GoneUids, PodInformer
 from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim
 from vcuda.kube import CLAIMS, Kube, LedgerStore, Reflector
-from vcuda.ledger.ledger import UNSEEN_SECONDS, Ledger, charges_by_model, is_older
+from vcuda.ledger.ledger import Ledger, charges_by_model, is_older
 from vcuda.ledger.settle import ObservedClaims
 
 
@@ -63,12 +63,13 @@ class ClaimInformer:
                 if claim.name not in extended:
                     yield claim, self._charge(claim, price)
 
-    def observed(self, namespace: str, extended: Collection[str], grace: int = UNSEEN_SECONDS) -> ObservedClaims | None:
+    def observed(self, namespace: str, extended: Collection[str], grace: int) -> ObservedClaims | None:
         """Return the charges of a namespace's claims at one resourceVersion.
 
         ``extended``: names of claims to leave out. ``grace``: the grace period, in seconds, of a pod that the pod watch
-        never showed. Return None if claims or devices have not been listed yet. Raises Unavailable while a claim of the
-        namespace cannot be decoded, because its charge is unknown.
+        never showed. After this time, the devices that such a pod used are forgotten. Return None if claims or devices
+        have not been listed yet. Raises Unavailable while a claim of the namespace cannot be decoded, because its
+        charge is unknown.
         """
         self.reflector.check_read(namespace)
         price = self._store.claim_price()

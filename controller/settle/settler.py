@@ -18,7 +18,7 @@ from controller.settle.charge_ages import ChargeAges, Overdue, SettleTiming, Wat
 from controller.workqueue import Reconciler, WorkQueue
 from vcuda import errors
 from vcuda.kube import OPENING_SECONDS, Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored
-from vcuda.ledger.ledger import LOST, Ledger, Reservation, is_older
+from vcuda.ledger.ledger import LOST, Ledger, Reservation, charges_by_model, is_older
 from vcuda.ledger.report import NamespaceUse
 from vcuda.ledger.reporting import report
 from vcuda.ledger.settle import Expired, ObservedPods, settle
@@ -146,12 +146,12 @@ class Settler:
     def _differs(self, known: NamedLedger) -> bool:
         try:
             ledger = known.read().ledger
+            if ledger.lost:
+                return False
             observed = self.pods.observed(known.namespace, self._nodes.current())
-            claims = self.claims.observed(known.namespace, observed.extended)
+            claims = self.claims.observed(known.namespace, observed.extended, ledger.longest_claim_grace)
         except (errors.UnreadableLedger, errors.Unavailable):
             return False  # The settlement of the ledger will report the same error.
-        if ledger.lost:
-            return False
         newer = not msgspec.structs.replace(observed, claims=claims).is_older(ledger)
         same = observed.committed == ledger.committed and (claims is None or claims.committed == ledger.claimed)
         return newer and not same
@@ -241,8 +241,8 @@ class Settler:
         """Report the usage of the stored pods and claims, but no free quota, because the ledger is lost."""
         if limits := self._limits(namespace):
             observed = self.pods.observed(namespace, self._nodes.current())
-            claims = self.claims.observed(namespace, observed.extended)
-            claimed = claims.committed if claims else {}
+            claims = self.claims.charges(namespace, observed.extended)
+            claimed = charges_by_model(each for _, taken in claims for each in taken.charges.items())
             lost = Ledger(observed.committed, claimed=claimed, reserved={LOST: Reservation({}, 0)})
             self._report(namespace, limits, lost)
 

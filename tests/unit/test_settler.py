@@ -13,6 +13,7 @@ from tests.quota_map import store_quota
 from tests.replicas import LEDGER, Replica
 from tests.settling import COUNTED, FAR, FOUR_M40, HALF, LISTED, NOBODY, ONE, PENDING, TWO, Settling
 from tests.tables import cases
+from vcuda.errors import LedgerLost
 from vcuda.kube import LedgerStore
 from vcuda.ledger.ledger import (
     LEASE_SECONDS,
@@ -75,6 +76,28 @@ def test_a_model_that_tenants_invent_is_in_no_ledger_and_report_until_a_quota_na
     settling.relist()
     settling.settle()
     assert replica.store.read("team-a").ledger.committed == {"M40": ONE, "invented-1": ONE}
+
+
+def test_lost_devices_are_forgotten_only_after_the_longest_grace_period_in_the_ledger(
+    api: ApiDouble, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resync and the report of a lost ledger look at the claims, too. They must not assume the default period."""
+    settling = Settling(api, replica, Ledger({}, COUNTED, claim_grace=600), stored_pod(CARD))
+    graces = []
+    monkeypatch.setattr(
+        settling.settler.claims, "observed", lambda _namespace, _left_out, grace=30: graces.append(grace)
+    )
+    settling.full_resync()
+    assert graces == [600]
+
+    def lose(_namespace: str) -> None:
+        raise LedgerLost("team-a", 60, 30)
+
+    monkeypatch.setattr(settling.settler, "settle", lose)
+    settling.run()
+    [use] = settling.reports
+    assert use
+    assert (use.ledger_lost, use.models[0].used, graces) == (True, 1, [600])
 
 
 def test_a_ledger_that_is_about_to_be_settled_is_no_drift(api: ApiDouble, replica: Replica) -> None:

@@ -21,7 +21,7 @@ from vcuda.allocations.stored_claims import ClaimCounter, ClaimReader, StoredCla
 from vcuda.claims.request import read_claim
 from vcuda.errors import NotFound, Unavailable
 from vcuda.kube import DeviceInformer, LedgerStore, ServedWatches
-from vcuda.ledger.ledger import Ledger, Pending
+from vcuda.ledger.ledger import UNSEEN_SECONDS, Ledger, Pending
 from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.ledger.settle import ObservedClaims, ObservedPods, settle
 from vcuda.quota.model import OVER_QUOTA, Charge
@@ -164,13 +164,13 @@ def test_a_claim_is_charged_until_it_is_deleted_and_its_pending_charge_counts_on
 ) -> None:
     clock, changed = Clock(), list[str]()
     informer = claim_informer(api, store, changed.append, clock.monotonic)
-    assert informer.observed("team-a", ()) is None
+    assert informer.observed("team-a", (), UNSEEN_SECONDS) is None
     pending = {f"{name}-uid": Pending("A100", CARD) for name in ("a", "b")}
     ledger = Ledger({}, "99", pending)
 
     def settled(*left_out: str) -> Ledger:
         catch_up(informer.reflector)
-        return settle(ledger, ObservedPods("100", {}, (), claims=informer.observed("team-a", left_out)))
+        return settle(ledger, ObservedPods("100", {}, (), claims=informer.observed("team-a", left_out, UNSEEN_SECONDS)))
 
     api.store(OWN.format("a"), pinned("a"))
     api.store(OWN.format("x"), claim(name="x", uid="x-uid", namespace="team-a"))
@@ -211,7 +211,7 @@ def test_a_list_and_the_watch_count_a_claims_devices_alike_and_once(api: ApiDoub
     api.store(OWN.format("a"), given(pinned("a"), M40_CARD))
     informer = claim_informer(api, store)
     catch_up(informer.reflector)
-    counted, watched = store.count_claims("team-a", ()), informer.observed("team-a", ())
+    counted, watched = store.count_claims("team-a", ()), informer.observed("team-a", (), UNSEEN_SECONDS)
     assert counted
     assert watched
     assert counted.committed == watched.committed == {"A100": ONE, "M40": ONE}
@@ -235,7 +235,7 @@ def test_while_a_class_is_deleted_a_claim_keeps_its_charge(
     informer = claim_informer(api, store)
     api.store(OWN.format("a"), jsonpatch.apply_patch(known, json.dumps(patch)))
     catch_up(informer.reflector)
-    found = [informer.observed("team-a", ()) for _ in range(2)]
+    found = [informer.observed("team-a", (), UNSEEN_SECONDS) for _ in range(2)]
     assert [each and each.committed for each in found] == [{"A100": taken}] * 2
 
 
