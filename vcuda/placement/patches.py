@@ -47,7 +47,7 @@ class _NewRequirement:
         self, key: str, values: Iterable[str], allows: Callable[[str], bool] | None = None, operator: str = "In"
     ) -> None:
         self.key = key
-        self.values = tuple(values)
+        self.values = dict.fromkeys(values)
         self.allows = allows or frozenset(self.values).__contains__
         self.operator = operator
         self.plain: dict[str, Any] = {"key": key, "operator": operator, "values": list(self.values)}
