@@ -11,6 +11,7 @@ REGISTRATION = Path(__file__).parents[1] / "manifests" / "base" / "registration.
 RUNTIME_CLASS = "nvidia"
 
 PLAIN = container({"cpu": "1", "memory": "64Mi"})
+HOST_PROCESS: Manifest = {"securityContext": {"windowsOptions": {"hostProcess": True}}}
 GPU = container({"nvidia.com/gpu": "1"}, name="gpu")
 CLAIM = {"name": "gpu", "resourceClaimName": "train"}
 
@@ -45,6 +46,10 @@ ORDINARY: dict[str, Manifest] = {
         container(securityContext={"privileged": False, "capabilities": {"drop": ["ALL"]}}),
         securityContext={"runAsUser": 1000},
     ),
+    "a user on Windows": pod(
+        container(securityContext={"windowsOptions": {"hostProcess": False}}),
+        securityContext={"windowsOptions": {"runAsUserName": "ContainerUser"}},
+    ),
     "node selection": pod(PLAIN, nodeSelector={"nvidia.com/gpu.present": "true"}),
     "a toleration": pod(PLAIN, tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists"}]),
 }
@@ -65,6 +70,8 @@ ASKING: dict[str, Manifest] = {
     "a runtime class": pod(PLAIN, runtimeClassName=RUNTIME_CLASS),
     "a privileged container": pod(PLAIN, container(name="root", securityContext={"privileged": True})),
     "a privileged init container": pod(PLAIN, init=[container(name="root", securityContext={"privileged": True})]),
+    "a HostProcess container": pod(container(**HOST_PROCESS), hostNetwork=True),
+    "a HostProcess pod": pod(PLAIN, hostNetwork=True, **HOST_PROCESS),
     "a variable": pod(container(env=[{"name": "A"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
     "a variable of an init container": pod(
         PLAIN, init=[container(name="init", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}])]

@@ -141,10 +141,17 @@ class Resources(K8sStruct, frozen=True, gc=False):
     claims: tuple[NamedClaim, ...] | None = None
 
 
+class WindowsOptions(K8sStruct, frozen=True, gc=False):
+    """The security settings of a container on Windows. A HostProcess container can use every device of its node."""
+
+    host_process: bool | None = None
+
+
 class SecurityContext(K8sStruct, frozen=True, gc=False):
-    """The security settings of a container. A privileged container can use every device of its node."""
+    """The security settings of a pod or container. A privileged container can use every device of its node."""
 
     privileged: bool | None = None
+    windows_options: WindowsOptions | None = None
 
 
 class EnvVar(K8sStruct, frozen=True, gc=False):
@@ -238,6 +245,7 @@ class PodSpec(K8sStruct, frozen=True, gc=False):
     scheduler_name: str = ""
     termination_grace_period_seconds: int | None = None
     runtime_class_name: str | None = None
+    security_context: SecurityContext | None = None
     resource_claims: tuple[PodResourceClaim, ...] | None = None
     tolerations: tuple[Toleration, ...] | None = None
 

@@ -203,9 +203,11 @@ VARIABLES = [{"name": "NVIDIA_MI_CUDA_VISIBLE_DEVICE", "value": ""}] * 300
 name.
 """
 
+NOT_PRIVILEGED: Json = {"securityContext": {"privileged": False, "windowsOptions": {"hostProcess": False}}}
+
 LARGEST = pod(
-    *[container(name=f"c{n}", env=VARIABLES) for n in range(50)],
-    init=[container(name=f"i{n}", env=VARIABLES) for n in range(50)],
+    *[container(name=f"c{n}", env=VARIABLES, **NOT_PRIVILEGED) for n in range(50)],
+    init=[container(name=f"i{n}", env=VARIABLES, **NOT_PRIVILEGED) for n in range(50)],
     annotations={f"{n:0>250}/{n:0>63}": "" for n in range(200)},
 )
 """The pod whose matchCondition is the most expensive to evaluate.

@@ -197,11 +197,15 @@ def resources() -> st.SearchStrategy[Json]:
     return optional(limits=quantities, requests=quantities, claims=st.just([]))
 
 
+def on_windows() -> st.SearchStrategy[Json]:
+    return optional(hostProcess=st.booleans(), runAsUserName=st.just("a"))
+
+
 def containers() -> st.SearchStrategy[list[Json]]:
     """Containers with any of the fields that the matchCondition reads. Each field may be empty."""
     names = ["", "A", "CUDA_VISIBLE_DEVICES", *sorted(GIVING_VARIABLES)]
     variables = st.lists(st.fixed_dictionaries({"name": st.sampled_from(names)}), max_size=2)
-    context = optional(privileged=st.booleans(), runAsUser=st.just(0))
+    context = optional(privileged=st.booleans(), runAsUser=st.just(0), windowsOptions=on_windows())
     return st.lists(optional(resources=resources(), env=variables, securityContext=context), max_size=3)
 
 
@@ -212,6 +216,7 @@ def odd_pods() -> st.SearchStrategy[Json]:
         optional={
             "initContainers": containers(),
             "ephemeralContainers": containers(),
+            "securityContext": optional(windowsOptions=on_windows()),
             "resources": resources(),
             "resourceClaims": st.sampled_from([[], [{"name": "gpu"}]]),
             "runtimeClassName": st.sampled_from(["", "nvidia"]),

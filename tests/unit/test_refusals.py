@@ -34,6 +34,7 @@ CLASS = "deviceclass.resource.kubernetes.io/"
 FIRST = "spec.containers[0]"
 ENV = f"{FIRST}.env[1]"
 PRIVILEGED = {"securityContext": {"privileged": True}}
+HOST_PROCESS: Manifest = {"securityContext": {"windowsOptions": {"hostProcess": True}}}
 
 
 def env(name: str, **value: Any) -> Manifest:
@@ -65,6 +66,16 @@ WITH_A_NAME = {
     "privileged at the start": (
         pod(container(), init=[container(**PRIVILEGED)]),
         "spec.initContainers[0].securityContext.privileged",
+        Allowance.PRIVILEGED,
+    ),
+    "a HostProcess container": (
+        pod(container(**HOST_PROCESS)),
+        f"{FIRST}.securityContext.windowsOptions.hostProcess",
+        Allowance.PRIVILEGED,
+    ),
+    "a HostProcess pod": (
+        pod(container(CARD), **HOST_PROCESS),
+        "spec.securityContext.windowsOptions.hostProcess",
         Allowance.PRIVILEGED,
     ),
     "all devices": (by_env("NVIDIA_VISIBLE_DEVICES", "all"), ENV, Allowance.VISIBLE_DEVICES),
@@ -203,6 +214,7 @@ def test_a_resource_claim_is_rejected_with_any_permission() -> None:
     a_whole_card_of_no_policy=vcuda_pod(CARD, annotations=policy_note("none")),
     another_plugins_annotation=pod(container(CARD), annotations={"cdi.kubevirt.io/storage.import": "1"}),
     not_privileged=pod(container(CARD, securityContext={"privileged": False})),
+    no_host_process=pod(container(securityContext={"windowsOptions": {"hostProcess": False}}), securityContext={}),
     somebody_elses_resource=pod(container({"rdma/hca": 1})),
     driver_libraries=by_env("NVIDIA_DRIVER_CAPABILITIES", "all"),
     a_constraint_on_the_driver=by_env("NVIDIA_REQUIRE_CUDA", "cuda>=12"),

@@ -370,6 +370,7 @@ _BESIDE = [
     pod(container({}), resourceClaims=[{"name": "gpu"}], runtimeClassName="nvidia"),
     pod(container({"nvidia.com/gpu": 1}), metadata={"finalizers": ["orphan"]}),
     pod(container({}, securityContext={"privileged": True})),
+    pod(container({}, securityContext={"windowsOptions": {"hostProcess": True}})),
     pod(container({}, env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
     pod(container({}, env=[{"name": "NVIDIA_MIG_CONFIG_DEVICES", "value": "all"}])),
     pod(container({}, env=[{"name": "CUDA_VERSION", "value": "12.4"}])),

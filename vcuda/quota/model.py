@@ -30,7 +30,7 @@ class Allowance(enum.StrEnum):
     """
 
     PRIVILEGED = "privileged"
-    """A privileged container, which can use every device of its node."""
+    """A privileged container, or a HostProcess container of Windows. Each can use every device of its node."""
     VISIBLE_DEVICES = "visible-devices"
     """Environment variables that make the container runtime add devices, such as NVIDIA_VISIBLE_DEVICES."""
     RUNTIME_CLASS = "runtime-class"

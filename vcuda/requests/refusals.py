@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from vcuda.errors import Fault, cut
-from vcuda.k8s_types import Container, EnvVar, Pod
+from vcuda.k8s_types import Container, EnvVar, Pod, SecurityContext
 from vcuda.quota.model import Allowance
 from vcuda.requests import runtime_devices
 from vcuda.requests.mig import PROFILE, unknown_profile
@@ -69,7 +69,7 @@ def could_reach_gpus(pod: Pod) -> bool:
     The matchConditions in manifests/base/registration.yaml must match every pod for which this function returns True.
     """
     spec = pod.spec
-    if spec.runtime_class_name or spec.resource_claims:
+    if spec.runtime_class_name or spec.resource_claims or _privilege_of(spec.security_context):
         return True
     if any(
         key.lower() in KAI or key.partition("/")[0] in runtime_devices.DEVICE_ANNOTATIONS for key in pod.annotations
@@ -77,7 +77,9 @@ def could_reach_gpus(pod: Pod) -> bool:
         return True
     for containers in (spec.containers, spec.init_containers):
         for container in containers or ():
-            if _is_privileged(container) or (container.resources and "/" in "".join(resources_of(container))):
+            if _privilege_of(container.security_context) or (
+                container.resources and "/" in "".join(resources_of(container))
+            ):
                 return True
             # Environment variables that change limits are not checked here, because they have an effect only in a
             # container with a GPU resource or a claim.
@@ -120,6 +122,7 @@ def find_refusals(
             f"no scheduler can place a pod with resources of {names}, because their schedulers differ. "
             "Request resources of only one vendor",
         )
+    yield from _privileged("spec", spec.security_context)
     judge = _Judge(known, extended or (), tuple(_limits_of(request, known, claims=claims)))
     for path, container in pod.all_containers():
         yield from _of_container(path, container, judge)
@@ -162,9 +165,7 @@ def find_unlimited(annotations: Mapping[str, str]) -> Iterator[Refusal]:
 def _of_container(path: str, container: Container, judge: _Judge) -> Iterator[Refusal]:
     asked = [name for name, quantity in resources_of(container).items() if quantity not in NONE]
     yield from _unknown_resources(path, asked, judge)
-    if _is_privileged(container):
-        message = "must be false, because a privileged container can use every card of its node"
-        yield Refusal(f"{path}.securityContext.privileged", message, Allowance.PRIVILEGED)
+    yield from _privileged(path, container.security_context)
     takes_gpus = any(map(judge.known.counts, asked)) or bool(container.resources and container.resources.claims)
     yield from _variables(path, container, asked, judge, takes_gpus=takes_gpus)
     if not takes_gpus:
@@ -216,8 +217,20 @@ def _lifted(variable: EnvVar, container: Container, judge: _Judge, *, takes_gpus
     return None if limit.is_harmless(value) else limit
 
 
-def _is_privileged(container: Container) -> bool:
-    return container.security_context is not None and bool(container.security_context.privileged)
+def _privileged(path: str, context: SecurityContext | None) -> Iterator[Refusal]:
+    if field := _privilege_of(context):
+        kind = "privileged" if field == "privileged" else "HostProcess"
+        message = f"must be false, because a {kind} container can use every card of its node"
+        yield Refusal(f"{path}.securityContext.{field}", message, Allowance.PRIVILEGED)
+
+
+def _privilege_of(context: SecurityContext | None) -> str:
+    """Return the field by which containers can use every device of their node; empty if there is none."""
+    if context is None:
+        return ""
+    if context.privileged:
+        return "privileged"
+    return "windowsOptions.hostProcess" if context.windows_options and context.windows_options.host_process else ""
 
 
 def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iterator[Refusal]:
