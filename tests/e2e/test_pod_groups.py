@@ -81,7 +81,7 @@ def test_the_claim_of_a_group_stays_charged_after_a_forced_deletion_of_its_pod(
     with controlling(installation, *BOUND):
         start_group(cluster, installation, tenant, team)
         [claim] = dra.claims(cluster, team)
-        tenant.delete_by_force(team, "one")
+        cluster.delete_by_force(team, "one")
         tenant.rest.send("DELETE", group_path(team)).ok()
         cluster.await_gone(dra.claims_path(team), claim["metadata"]["name"])
         ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
@@ -106,7 +106,10 @@ def test_a_tenant_cannot_have_the_devices_of_a_group_released_while_its_pod_runs
     refused = unprotect()
     assert "finalizer scheduling.k8s.io/podgroup-protection" in refused.message
     forced = tenant.rest.send("DELETE", f"/api/v1/namespaces/{team}/pods/one", {"gracePeriodSeconds": 0})
-    assert (forced.status, "or of its PodGroup" in forced.message) == (HTTPStatus.FORBIDDEN, True)
+    assert (forced.status, "a pod with a ResourceClaim must not be deleted" in forced.message) == (
+        HTTPStatus.FORBIDDEN,
+        True,
+    )
     cluster.delete_pod(team, "one")
     tenant.rest.send("DELETE", group_path(team)).ok()
     cluster.await_gone(f"/apis/{API}/namespaces/{team}/podgroups", "group")

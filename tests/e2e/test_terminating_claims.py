@@ -66,10 +66,10 @@ def start(cluster: Cluster, installation: Installation, pod: Json) -> None:
     await_committed(installation, namespace, A100=100)
 
 
-def delete_by_force(cluster: Cluster, tenant: Cluster, namespace: str, name: str) -> None:
-    """Delete a running pod with a grace period of 0, and wait until Kubernetes has deleted the pod's claim too."""
+def delete_by_force(cluster: Cluster, namespace: str, name: str) -> None:
+    """Delete a running pod as an administrator with a grace period of 0, and wait until the pod's claim is deleted."""
     [held] = claims(cluster, namespace)
-    tenant.delete_by_force(namespace, name)
+    cluster.delete_by_force(namespace, name)
     cluster.await_gone(claims_path(namespace), held["metadata"]["name"])
 
 
@@ -82,7 +82,7 @@ def held(ledger: Ledger) -> list[Terminating]:
     return [*ledger.terminating.values()]
 
 
-def test_a_tenant_that_deletes_running_pods_by_force_gets_no_second_card(
+def test_the_card_of_a_running_pod_deleted_by_force_is_not_free_for_the_grace_period(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
     """The leader's flag --max-terminating-seconds limits the time for which the card stays charged."""
@@ -90,7 +90,7 @@ def test_a_tenant_that_deletes_running_pods_by_force_gets_no_second_card(
         tenant.create(template(team, "gpu"))
         with controlling(installation, *BOUND) as leader:
             start(cluster, installation, training(team, "one"))
-            delete_by_force(cluster, tenant, team, "one")
+            delete_by_force(cluster, team, "one")
             assert is_refused(tenant, team)
             ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
             assert (held(ledger), ledger.claimed) == ([Terminating("A100", ONE, GRACE)], {})
@@ -110,7 +110,7 @@ def test_a_pod_deleted_by_force_without_a_leader_stays_charged_for_the_recorded_
             start(cluster, installation, training(team, "one"))
             await_ledger(installation, team, lambda ledger: ledger.claim_grace == GRACE)
             leader.kill()
-        delete_by_force(cluster, tenant, team, "one")
+        delete_by_force(cluster, team, "one")
         with controlling(installation, *BOUND):
             ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
             assert held(ledger) == [Terminating("A100", ONE, GRACE)]
@@ -134,7 +134,7 @@ def test_a_pod_created_and_deleted_without_a_leader_stays_charged(
 def start_unseen(cluster: Cluster, tenant: Cluster, team: str) -> None:
     tenant.create(training(team, "one"))
     cluster.await_bound(team, "one")
-    delete_by_force(cluster, tenant, team, "one")
+    delete_by_force(cluster, team, "one")
 
 
 def test_the_card_of_an_ended_pod_is_released_at_once_and_after_a_forced_deletion_later(
@@ -147,7 +147,7 @@ def test_the_card_of_an_ended_pod_is_released_at_once_and_after_a_forced_deletio
         ledger = await_ledger(installation, team, lambda ledger: not ledger.claimed)
         assert not ledger.terminating
         start(cluster, installation, training(team, "two", grace=0))
-        delete_by_force(cluster, tenant, team, "two")
+        delete_by_force(cluster, team, "two")
         ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
         assert held(ledger) == [Terminating("A100", ONE, LEAST_TERMINATING_SECONDS)]
         await_ledger(installation, team, lambda ledger: not ledger.terminating)

@@ -152,6 +152,15 @@ def test_any_user_may_change_other_annotations(old: Json | None) -> None:
     assert change_allocation({"metadata": {}}, old)
 
 
+def test_only_an_account_that_may_bind_or_patch_nodes_changes_more_than_a_thousand_annotations() -> None:
+    many = pod({f"a{number}": "" for number in range(1001)})
+    for new, old in ((many, pod()), (pod(), many)):
+        assert not change_allocation(new, old)
+        assert change_allocation(new, old, [MAY_BIND])
+        assert change_allocation(new, old, [MAY_PATCH_NODES])
+    assert change_allocation(many, many)
+
+
 @pytest.mark.parametrize("key", [key + rest for key in DEVICE_ANNOTATIONS for rest in ("", "/pod", "/container.a")])
 def test_only_an_account_that_may_bind_or_patch_nodes_adds_an_annotation_that_gives_devices(key: str) -> None:
     bare, given, other = pod(), pod({key: "nvidia.com/gpu=all"}), pod({key: "nvidia.com/gpu=0"})
@@ -188,6 +197,7 @@ POD = {"apiVersion": "v1", "kind": "Pod", "name": "train", "uid": "u1", "control
 GROUP = {**POD, "apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup"}
 OWNED = {"ownerReferences": [POD]}
 UNLIMITED = {"annotations": {f"manager.nvidia.com{COMPUTE_POLICY}": "none"}}
+MANY = {"annotations": {f"a{number}": "" for number in range(1001)}}
 A_CLAIM = {"resource": "resourceclaims"}
 MAY_ALLOCATE = "update resource.k8s.ioresourceclaims/status in team-a"
 
@@ -201,7 +211,9 @@ MAY_ALLOCATE = "update resource.k8s.ioresourceclaims/status in team-a"
         (PROTECTED, {}, False),
         ({}, PROTECTED, True),
         (OWNED, OWNED, True),
-        (OWNED, {"ownerReferences": [{**POD, "blockOwnerDeletion": True}, {**POD, "uid": "u2"}]}, True),
+        (OWNED, {"ownerReferences": [POD, {**POD, "kind": "ConfigMap", "uid": "u2", "controller": False}]}, False),
+        (OWNED, {"ownerReferences": [{**POD, "apiVersion": "v2"}]}, False),
+        (OWNED, {"ownerReferences": [{**POD, "name": "other"}]}, False),
         (OWNED, {}, False),
         (OWNED, {"ownerReferences": [{**POD, "uid": "u2"}]}, False),
         (OWNED, {"ownerReferences": [{**POD, "controller": False}]}, False),
@@ -209,6 +221,7 @@ MAY_ALLOCATE = "update resource.k8s.ioresourceclaims/status in team-a"
         ({"ownerReferences": [GROUP]}, {"ownerReferences": [GROUP]}, True),
         ({"ownerReferences": [GROUP]}, {}, False),
         ({"ownerReferences": [{**POD, "controller": False}]}, {}, True),
+        ({"ownerReferences": [{**POD, "uid": f"u{number}", "controller": False} for number in range(101)]}, {}, False),
         ({"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "train", "uid": "u1"}]}, {}, True),
         ({"ownerReferences": [{**POD, "apiVersion": "hami.io/v1", "kind": "Other"}]}, {}, False),
         ({}, OWNED, True),
@@ -216,10 +229,12 @@ MAY_ALLOCATE = "update resource.k8s.ioresourceclaims/status in team-a"
         (UNLIMITED, {"annotations": {**UNLIMITED["annotations"], "note": "1"}}, True),
         ({"annotations": {"manager.nvidia.com/vgpu-compute-policy": "fixed"}}, UNLIMITED, False),
         (UNLIMITED, {}, True),
+        ({}, MANY, False),
+        (MANY, {**MANY, **PROTECTED}, True),
         ({}, {"annotations": {"resource.kubernetes.io/pod-claim-name": "gpu"}}, True),
     ],
 )
-def test_only_an_account_that_may_write_claim_status_removes_finalizer_owner_or_limit(
+def test_only_an_account_that_may_write_claim_status_changes_finalizer_owners_or_limit(
     old: Json, new: Json, *, anybody: bool
 ) -> None:
     def change(*rights: str) -> bool:
@@ -277,9 +292,7 @@ def running(spec: Json, status: Json) -> Json:
     [
         pytest.param(running(USED_BY_NAME, RUNNING), NOW, False, id="its containers may run"),
         pytest.param(running(USED_BY_NAME, {}), NOW, False, id="kubelet has not written a status yet"),
-        pytest.param(
-            running({**USED_BY_NAME, **MADE_FOR_THE_POD}, RUNNING), NOW, True, id="the claim is deleted with the pod"
-        ),
+        pytest.param(running(MADE_FOR_THE_POD, RUNNING), NOW, False, id="its claim may have a second owner"),
         pytest.param(running({**MADE_FOR_THE_POD, **GROUPED}, RUNNING), NOW, False, id="the claim is its group's"),
         pytest.param(running(GROUPED, RUNNING), NOW, True, id="its group has no claim for it"),
         pytest.param(running(MADE_FOR_THE_POD, RUNNING), ORPHAN, False, id="the claim would stay"),
@@ -294,7 +307,7 @@ def running(spec: Json, status: Json) -> Json:
             for options in (ORPHAN, {"orphanDependents": True}, {**SOON, **ORPHAN}, {**NOW, **ORPHAN})
         ),
         pytest.param(running({}, {**ENDED, **OF_SCHEDULER}), ORPHAN, False, id="nobody would be charged for the claim"),
-        pytest.param(running({}, {**RUNNING, **OF_SCHEDULER}), NOW, True, id="the scheduler's claim goes with the pod"),
+        pytest.param(running({}, {**RUNNING, **OF_SCHEDULER}), NOW, False, id="it has a claim of the scheduler"),
         pytest.param(
             {**running(MADE_FOR_THE_POD, RUNNING), "metadata": ORPHANING}, {}, False, id="by the pod's finalizer"
         ),
