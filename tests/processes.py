@@ -251,8 +251,8 @@ class NodeProcess(StatusProcess):
         so_far = self.metric("vcuda_vm_sweeps_total", result=result)
         self.await_metric("vcuda_vm_sweeps_total", so_far + count, result=result)
 
-    def await_moved(self, name: str) -> None:
-        self.await_log("moved", lambda line: line["directory"] == name)
+    def await_deleted(self, name: str) -> None:
+        self.await_log("deleted", lambda line: line["directory"] == name)
 
 
 class WebhookProcess(Server):

@@ -1,11 +1,10 @@
-"""Tests of the node agent, which removes the directories of deleted pods, with a real API server.
+"""Tests of the node agent, which deletes the directories of deleted pods, with a real API server.
 
-The agent removes nothing while its list of pods may be outdated. No kubelet runs here. So the tests create the
+The agent deletes nothing while a list of pods is not reliable. No kubelet runs here. So the tests create the
 directories of the kubelet, and set the status of pods.
 """
 
 import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from tests.e2e.installation import account_of, tenant_of
 from tests.e2e.nested import nest
 from tests.integration.node.disk import Disk, snapshot, uid
 from tests.integration.reviews import card_pod
-from tests.processes import SCRIPTS, NodeProcess
+from tests.processes import NodeProcess
 from tools.control_plane import ControlPlane
 from vcuda.kube import Kube
 
@@ -34,7 +33,8 @@ def sweeping(cluster: Cluster, disk: Disk, node: str, *more: str | Path) -> Node
     """Run a node agent with the rights of ``cluster``'s user. The further flags ``more`` override the usual flags."""
     return NodeProcess(
         *("--scheme", disk.scheme, "--root", disk.root, "--node", node, "--kubeconfig", cluster.kubeconfig),
-        *("--status-address", "127.0.0.1:0", "--period", str(PERIOD), "--grace", str(GRACE)),
+        *("--kubelet-pods", disk.kubelet, "--status-address", "127.0.0.1:0"),
+        *("--period", str(PERIOD), "--grace", str(GRACE)),
         *more,
     )
 
@@ -45,7 +45,6 @@ def disk() -> Iterator[Disk]:
     with tempfile.TemporaryDirectory(prefix="vm-directories-") as base:
         disk = Disk(Path(base))
         disk.furnish()
-        (disk.base / "pods").mkdir()
         with disk.untouched():
             yield disk
 
@@ -63,7 +62,6 @@ class Pods:
         self.namespace = namespace
         self.node = node
         self.disk = disk
-        self.kubelet = disk.base / "pods"
 
     def start(self, name: str, **metadata: object) -> str:
         pod = card_pod(name, self.namespace)
@@ -86,8 +84,10 @@ def pods(cluster: Cluster, namespace: str, node: str, disk: Disk) -> Pods:
 
 
 @pytest.fixture
-def own(pods: Pods) -> str:
-    return pods.start("vcuda-node")
+def own(pods: Pods, disk: Disk) -> str:
+    made = pods.start("vcuda-node")
+    (disk.kubelet / made).mkdir()
+    return made
 
 
 @pytest.fixture
@@ -111,12 +111,12 @@ def test_a_directory_stays_while_its_pod_is_in_the_api_in_any_phase(
     gone = pods.make(uid(1))
     alive = {name: snapshot(disk.root / name) for name in (pending, running, done, failed, terminating)}
 
-    agent.await_moved(gone)
+    agent.await_deleted(gone)
     agent.await_sweeps(5)
     assert {name: snapshot(disk.root / name) for name in alive} == alive
     for name, its in (("done", done), ("terminating", terminating), ("running", running)):
         pods.delete(name)
-        agent.await_moved(its)
+        agent.await_deleted(its)
     assert {pending, failed} <= disk.names()
 
 
@@ -125,13 +125,13 @@ def test_a_nested_pod_keeps_its_directory_and_stops_no_sweep(
 ) -> None:
     nested = pods.start("nested")
     nest(kube, f"/api/v1/namespaces/{pods.namespace}/pods/nested")
-    agent.await_moved(pods.make(uid(1)))
+    agent.await_deleted(pods.make(uid(1)))
     agent.terminate()
     with sweeping(pods.cluster, disk, pods.node, "--pod-uid", own) as again:
-        again.await_moved(pods.make(uid(2)))
+        again.await_deleted(pods.make(uid(2)))
         assert nested in disk.names()
         pods.delete("nested")
-        again.await_moved(nested)
+        again.await_deleted(nested)
 
 
 def test_a_recreated_pod_with_the_same_name_has_another_directory(pods: Pods, agent: NodeProcess, disk: Disk) -> None:
@@ -139,12 +139,12 @@ def test_a_recreated_pod_with_the_same_name_has_another_directory(pods: Pods, ag
     pods.delete("train-0")
     second = pods.start("train-0")
     assert first != second
-    agent.await_moved(first)
+    agent.await_deleted(first)
     agent.await_sweeps(5)
     assert second in disk.names()
 
 
-def test_a_static_pods_directories_stay_under_both_its_uids(
+def test_while_a_static_pod_with_cards_runs_the_directories_of_former_mirror_pods_stay(
     pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
 ) -> None:
     """A static pod has one uid on its node, and its mirror pod in the API has another uid. The mirror pod may be
@@ -153,52 +153,63 @@ def test_a_static_pods_directories_stay_under_both_its_uids(
     annotations = {"kubernetes.io/config.mirror": STATIC, "kubernetes.io/config.hash": STATIC}
     mirror = pods.start("static-gpu-7", annotations=annotations)
     pods.make(STATIC)
-    (pods.kubelet / own).mkdir()
-    with sweeping(cluster, disk, node, "--pod-uid", own, "--kubelet-pods", pods.kubelet) as agent:
-        agent.await_moved(pods.make(uid(1)))
-        assert {mirror, STATIC} <= disk.names()
+    (disk.kubelet / STATIC).mkdir()
+    with sweeping(cluster, disk, node, "--pod-uid", own) as agent:
         pods.delete("static-gpu-7")
         again = pods.start("static-gpu-7", annotations=annotations)
-        agent.await_moved(pods.make(uid(2)))
-        agent.await_sweeps(5)
+        agent.await_sweeps(8)
         assert {mirror, again, STATIC} <= disk.names()
-        (pods.kubelet / STATIC).mkdir()
+        agent.await_metric("vcuda_vm_directories_kept", 1, reason="static-pod")
         pods.delete("static-gpu-7")
-        agent.await_moved(pods.make(uid(3)))
-        agent.await_sweeps(5)
+        agent.await_sweeps(8)
         assert {mirror, again, STATIC} <= disk.names()
-        (pods.kubelet / STATIC).rmdir()
+        (disk.kubelet / STATIC).rmdir()
         for name in (mirror, again, STATIC):
-            agent.await_moved(name)
+            agent.await_deleted(name)
+
+
+def test_a_static_pod_without_cards_delays_no_directory(
+    pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
+) -> None:
+    annotations = {"kubernetes.io/config.mirror": STATIC}
+    metadata = {"name": "proxy-gpu-7", "namespace": "kube-system", "annotations": annotations}
+    container = {"name": "main", "image": "proxy", "resources": {"limits": {"cpu": "1"}}}
+    spec = {"nodeName": node, "containers": [container], "tolerations": [{"operator": "Exists"}]}
+    cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    (disk.kubelet / STATIC).mkdir()
+    try:
+        with sweeping(cluster, disk, node, "--pod-uid", own) as agent:
+            agent.await_deleted(pods.make(uid(1)))
+    finally:
+        cluster.delete_pod("kube-system", "proxy-gpu-7")
 
 
 def test_a_tenants_annotation_keeps_no_directory_of_a_static_pod(
     pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
 ) -> None:
     """A tenant's pod has the kubelet's annotation for mirror pods, with the uid of a removed static pod."""
-    for name in (own, pods.make(STATIC)):
-        (pods.kubelet / name).mkdir()
+    (disk.kubelet / pods.make(STATIC)).mkdir()
     with tenant_of(cluster, pods.namespace) as tenant:
         Pods(tenant, pods.namespace, node, disk).start("forged", annotations={"kubernetes.io/config.hash": STATIC})
-    with sweeping(cluster, disk, node, "--pod-uid", own, "--kubelet-pods", pods.kubelet) as agent:
+    with sweeping(cluster, disk, node, "--pod-uid", own) as agent:
         agent.await_sweeps(5)
         assert STATIC in disk.names()
-        (pods.kubelet / STATIC).rmdir()
-        agent.await_moved(STATIC)
+        (disk.kubelet / STATIC).rmdir()
+        agent.await_deleted(STATIC)
 
 
-def test_the_end_of_a_pod_triggers_a_sweep_before_the_period_is_over(
-    pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
-) -> None:
-    pods.start("train-0")
-    with sweeping(cluster, disk, node, "--pod-uid", own, "--period", "3600") as agent:
-        agent.await_metric("vcuda_vm_sweeps_total", 1, result="complete")
-        before = agent.metric("vcuda_vm_sweeps_total", result="complete")
-        pods.delete("train-0")
-        agent.await_metric("vcuda_vm_sweeps_total", before + 1, result="complete")
+def test_a_directory_stays_until_kubelet_has_removed_its_own(pods: Pods, agent: NodeProcess, disk: Disk) -> None:
+    made = pods.start("train-0")
+    (disk.kubelet / made).mkdir()
+    pods.delete("train-0")
+    agent.await_metric("vcuda_vm_directories_kept", 1, reason="kubelet")
+    agent.await_sweeps(8)
+    assert made in disk.names()
+    (disk.kubelet / made).rmdir()
+    agent.await_deleted(made)
 
 
-def test_nothing_is_removed_while_the_api_server_is_down_and_a_starting_agent_waits(
+def test_nothing_is_deleted_while_the_api_server_is_down_and_a_starting_agent_waits(
     control_plane: ControlPlane, pods: Pods, cluster: Cluster, *, disk: Disk, node: str, own: str
 ) -> None:
     alive, gone = pods.start("alive"), pods.make(uid(1))
@@ -212,16 +223,16 @@ def test_nothing_is_removed_while_the_api_server_is_down_and_a_starting_agent_wa
             assert fresh.get("/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
             assert {agent.get("/healthz").status, fresh.get("/healthz").status} == {HTTPStatus.OK}
             assert disk.names() == {own, alive, gone}
-        agent.await_moved(gone)
+        agent.await_deleted(gone)
     assert disk.names() == {own, alive}
 
 
 def test_the_agent_serves_health_and_metrics_and_stops_on_sigterm(agent: NodeProcess, pods: Pods) -> None:
-    agent.await_moved(pods.make(uid(1)))
+    agent.await_deleted(pods.make(uid(1)))
     agent.await_sweeps(1)
     assert {agent.get(path).status for path in ("/healthz", "/readyz", "/metrics")} == {HTTPStatus.OK}
     assert agent.metric("vcuda_vm_directories_present") == 1
-    assert agent.metric("vcuda_vm_directories_removed_total") == 1
+    assert agent.metric("vcuda_vm_directories_deleted_total") == 1
     assert agent.metric("vcuda_vm_directories_kept", reason="pod") == 1
     assert agent.metric("vcuda_vm_last_complete_sweep_timestamp_seconds") > 0
     assert agent.terminate() == 0
@@ -239,19 +250,5 @@ def test_the_rights_of_the_manifest_suffice_for_the_agent(
     account: Cluster, disk: Disk, node: str, own: str, pods: Pods
 ) -> None:
     with sweeping(account, disk, node, "--pod-uid", own) as agent:
-        agent.await_moved(pods.make(uid(1)))
+        agent.await_deleted(pods.make(uid(1)))
     assert "is forbidden: User" not in agent.output()
-
-
-@pytest.mark.parametrize("from_file", [True, False], ids=["as kubectl prints them", "of the API server"])
-def test_the_agent_with_once_sweeps_by_the_current_pods(
-    cluster: Cluster, disk: Disk, node: str, own: str, pods: Pods, *, from_file: bool
-) -> None:
-    pods.make(uid(1))
-    where = ("--pods", "-") if from_file else ("--kubeconfig", cluster.kubeconfig)
-    printed = cluster.kubectl("get", "pods", "--all-namespaces", "-o", "json").stdout
-    flags = ("--once", "--scheme", "gpu-manager", "--root", disk.root, "--node", node, *where)
-    command = [str(part) for part in (SCRIPTS / "vcuda-controller", "node", *flags)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, input=printed)
-    assert disk.names() == {own}
-    assert from_file or done.stderr == ""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.claims import ClaimInformer
-from controller.garbage.node.pods import list_uids
+from controller.garbage.node.pods import list_pods
 from controller.pods import PodInformer
 from controller.refusals import CLAIM_REASON, read_refusal
 from controller.retry.refused import find_refused, refused_by_events
@@ -52,7 +52,7 @@ READERS: Mapping[str, Callable[[Kube], int]] = {
     "the watch of Events": events,
     "Events of refused pods": lambda kube: len(refused_by_events(kube, "team-a", CLAIM_REASON, ("Pod",))),
     "refused workloads": lambda kube: len(find_refused(kube, "team-a").owners),
-    "the pods of a node": lambda kube: len(list_uids(kube, "node-1")),
+    "the pods of a node": lambda kube: len(list_pods(kube, "node-1").uids),
 }
 
 

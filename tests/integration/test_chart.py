@@ -23,10 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 VERSIONS = pytest.mark.parametrize("name", ["helm", "helm3"])
 KUSTOMIZED_SCHEDULER = "scheduler.image=registry.k8s.io/kube-scheduler:v1.31.0"
-NEEDS = {
-    "require-client-certificate": "client-certificates",
-    "node-host-pid": "node-agent-hami",
-}
+NEEDS = {"require-client-certificate": "client-certificates"}
 """Components of the chart that are accepted only together with another component, by name."""
 ROOT = CHART.parents[1]
 EXCLUDED = ({"node-agent-gpu-manager", "node-agent-nvidia-vcuda"}, {"hami", "scheduler"})
@@ -126,7 +123,6 @@ def test_every_component_has_a_value() -> None:
         ("nodeAgent.gpuManager=true", "nodeAgent.nvidiaVcuda=true"),
         "nodeAgent.gpuManager and nodeAgent.nvidiaVcuda exclude each other",
     ),
-    rights_of_no_agent=(("nodeAgent.hostPid=true",), "nodeAgent.hostPid needs a node agent"),
     two_schedulers=(
         ("hami.enabled=true", "scheduler.enabled=true"),
         "scheduler.enabled and hami.enabled exclude each other",

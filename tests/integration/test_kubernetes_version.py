@@ -16,13 +16,12 @@ OLD = Answer({"major": "1", "minor": "29+", "gitVersion": "v1.29.4-gke.7"})
 PASSWORD, TOKEN = "hunter2", "a-token-nobody-may-see"
 
 CERTS = ("vcuda-certs rotate", "vcuda-certs rotate --dry-run", "vcuda-certs status")
-NODE = "vcuda-controller node --scheme hami --node n1 --root {directory} --pod-uid u1"
 LASTING = (
     "vcuda-controller run --status-address 127.0.0.1:0 --lease-seconds 5",
-    f"{NODE} --status-address 127.0.0.1:0 --period 0.1",
+    "vcuda-controller node --scheme hami --node n1 --pod-uid u1 --status-address 127.0.0.1:0 --period 0.1",
     "vcuda-webhook serve --cert-dir {directory}/certs --bind 127.0.0.1:0 --drain-seconds 0",
 )
-EVERY = (*CERTS, *LASTING, f"{NODE} --once")
+EVERY = (*CERTS, *LASTING)
 
 
 class Versioned(Script):

@@ -1,6 +1,5 @@
-"""Tests that the controller and the node agent keep only small parts of a tenant's large objects in memory."""
+"""Tests that the controller keeps only small parts of a tenant's large objects in memory."""
 
-import json
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +7,6 @@ from contextlib import contextmanager
 import pytest
 import structlog
 
-from controller.garbage.node.names import present_uids
 from controller.refusals import CLAIM_REASON, read_refusal
 from controller.retry.claim_retrier import ClaimRetrier
 from controller.retry.refused import (
@@ -204,9 +202,3 @@ def test_only_a_small_part_of_a_large_object_is_kept(
     with keeping_at_most(100_000):
         reflector.relist()  # type: ignore[attr-defined]
     assert len(reflector.snapshot()) == 10  # type: ignore[attr-defined]
-
-
-def test_an_annotation_that_cannot_be_a_uid_is_not_kept() -> None:
-    mirrors = {"kubernetes.io/config.mirror": LARGE, "kubernetes.io/config.hash": "5f3b"}
-    assert list(present_uids("own", mirrors)) == ["own", "5f3b"]
-    assert len(json.dumps(mirrors)) > MIB

@@ -1,10 +1,8 @@
-"""Tests of the time for which the node agent observes a directory before it removes the directory."""
-
-from collections.abc import Callable
+"""Tests of the time for which the node agent observes a directory before it deletes the directory."""
 
 import pytest
 
-from controller.garbage.node.age import AgePolicy, ModifiedAge, Now, ObservedAge
+from controller.garbage.node.age import Now, ObservedAge
 from controller.garbage.node.names import Keep, KeepReason
 from tests.tables import cases
 
@@ -12,7 +10,6 @@ GRACE = 300.0
 WALL = 1_700_000_000.0
 OLD = WALL - 86400
 YOUNG, ONCE = Keep(KeepReason.YOUNG), Keep(KeepReason.SEEN_ONCE)
-FAILED = Keep(KeepReason.ERROR, "Device or resource busy")
 
 
 def at(seconds: float, *, wall: float | None = None) -> Now:
@@ -20,8 +17,8 @@ def at(seconds: float, *, wall: float | None = None) -> Now:
     return Now(WALL + seconds if wall is None else wall, 1000 + seconds)
 
 
-def seen(patience: AgePolicy, *moments: Now, inode: int = 1, stamp: float = OLD) -> list[Keep | None]:
-    """Let one sweep per moment find a directory. Return each sweep's reason to keep it; None if it may be removed."""
+def seen(patience: ObservedAge, *moments: Now, inode: int = 1, stamp: float = OLD) -> list[Keep | None]:
+    """Let one sweep per moment find a directory. Return each sweep's reason to keep it; None if it may be deleted."""
     said = []
     for moment in moments:
         patience.begin(moment)
@@ -31,7 +28,7 @@ def seen(patience: AgePolicy, *moments: Now, inode: int = 1, stamp: float = OLD)
 
 @pytest.fixture
 def watched() -> ObservedAge:
-    return ObservedAge(GRACE, 2)
+    return ObservedAge(GRACE)
 
 
 @cases(
@@ -76,36 +73,17 @@ def test_another_directory_of_the_same_name_starts_over(watched: ObservedAge) ->
 
 
 def test_a_restarted_agent_starts_over() -> None:
-    assert seen(ObservedAge(GRACE, 2), at(0), at(300)) == [ONCE, None]
-    assert seen(ObservedAge(GRACE, 2), at(360), at(420)) == [ONCE, YOUNG]
-
-
-def test_each_failure_lengthens_the_wait_up_to_an_hour_and_has_a_reason(watched: ObservedAge) -> None:
-    seen(watched, at(0))
-    moment, waits = 300.0, []
-    for _ in range(9):
-        assert seen(watched, at(moment)) == [None]
-        watched.put_off("name", FAILED)
-        retry = moment
-        while seen(watched, at(retry)) == [FAILED]:
-            retry += 1
-        waits.append(retry - moment)
-        moment = retry
-    assert waits == [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
+    assert seen(ObservedAge(GRACE), at(0), at(300)) == [ONCE, None]
+    assert seen(ObservedAge(GRACE), at(360), at(420)) == [ONCE, YOUNG]
 
 
 def test_the_number_of_remembered_names_is_bounded() -> None:
-    watched = ObservedAge(0, 1, most=2)
-    watched.begin(at(0))
-    assert [watched.hold(name, 1, OLD) for name in "abc"] == [None, None, Keep(KeepReason.TOO_MANY)]
+    watched = ObservedAge(0, most=2)
+    for _ in range(2):
+        watched.begin(at(0))
+        said = [watched.hold(name, 1, OLD) for name in "abc"]
+    assert said == [None, None, Keep(KeepReason.TOO_MANY)]
 
 
-@cases("stamp, held", old_enough=(WALL - 300, False), too_young=(WALL - 299, True), in_the_future=(WALL + 86400, True))
-def test_a_single_sweep_uses_the_time_stamp_relative_to_the_list_of_pods(stamp: float, *, held: bool) -> None:
-    [said] = seen(ModifiedAge(GRACE, as_of=WALL), at(86400), stamp=stamp)
-    assert (said is not None and said.reason is KeepReason.YOUNG) == held
-
-
-@pytest.mark.parametrize("make", [lambda: ObservedAge(0, 1), lambda: ModifiedAge(0)], ids=["watched", "stamped"])
-def test_without_a_grace_nothing_waits(make: Callable[[], AgePolicy]) -> None:
-    assert seen(make(), at(0), stamp=WALL) == [None]
+def test_without_a_grace_two_sweeps_are_still_needed() -> None:
+    assert seen(ObservedAge(0), at(0), at(0), stamp=WALL) == [ONCE, None]

@@ -1,8 +1,9 @@
 """Tests of the node agent's loop: the times of its sweeps, its log, and its health."""
 
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +21,9 @@ from controller.garbage.node.agent import (
     Report,
     Run,
     SweepReporter,
-    Wakeup,
 )
 from controller.garbage.node.fs import OutOfTime
-from controller.garbage.node.names import Keep, KeepReason, MustStay
-from controller.garbage.node.pods import validate_listing
+from controller.garbage.node.names import Keep, KeepReason
 from tests.tables import cases
 from vcuda.cli import printable
 
@@ -68,8 +67,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def agent_of(registry: CollectorRegistry, sweeps: Run, wakeup: Wakeup | None = None) -> Agent:
-    return Agent(sweeps, SweepReporter(registry), wakeup or Wakeup())
+Stop = queue.SimpleQueue[None]
+
+
+def agent_of(registry: CollectorRegistry, sweeps: Run, stop: Stop | None = None, period: float = 60) -> Agent:
+    return Agent(sweeps, SweepReporter(registry), stop or queue.SimpleQueue(), period)
 
 
 def kept(path: str, reason: KeepReason, detail: str = "") -> DirectoryOutcome:
@@ -82,19 +84,16 @@ def test_a_sweep_sets_the_metrics(registry: CollectorRegistry) -> None:
         kept("b", KeepReason.POD),
         kept("c", KeepReason.FOREIGN),
         kept("d", KeepReason.LINK),
-        kept(".trash/e", KeepReason.RETAINED),
-        DirectoryOutcome("f", Action.MOVED),
-        DirectoryOutcome(".trash/g", Action.DELETED, freed=4096),
-        DirectoryOutcome(".trash/h", Action.KEPT, Keep(KeepReason.ERROR), 512),
+        DirectoryOutcome("e", Action.WOULD_DELETE),
+        DirectoryOutcome("f", Action.DELETED, freed=4096),
+        DirectoryOutcome("g", Action.KEPT, Keep(KeepReason.ERROR), 512),
     ]
     agent_of(registry, Sweeps([(said, None)])).sweep()
     value = registry.get_sample_value
-    assert value("vcuda_vm_directories_present") == 2
+    assert value("vcuda_vm_directories_present") == 4
     assert value("vcuda_vm_directories_kept", {"reason": "pod"}) == 2
     assert value("vcuda_vm_directories_kept", {"reason": "link"}) == 1
     assert value("vcuda_vm_directories_kept", {"reason": "young"}) == 0
-    assert value("vcuda_vm_trash_directories") == 2
-    assert value("vcuda_vm_directories_removed_total") == 1
     assert value("vcuda_vm_directories_deleted_total") == 1
     assert value("vcuda_vm_freed_bytes_total") == 4608
     assert time.time() - (value("vcuda_vm_last_complete_sweep_timestamp_seconds") or 0) < 60
@@ -124,7 +123,7 @@ def test_the_ends_of_sweeps_are_counted_and_five_periods_without_success_are_unh
     assert (value("vcuda_vm_last_complete_sweep_timestamp_seconds") == 0) == (name != "complete")
 
 
-def test_a_directory_that_cannot_be_removed_is_logged_once_while_it_stays(
+def test_a_directory_that_cannot_be_deleted_is_logged_once_while_it_stays(
     registry: CollectorRegistry, logs: list[Any]
 ) -> None:
     link, busy = kept("a", KeepReason.LINK), kept("a", KeepReason.ERROR, "Device or resource busy")
@@ -140,11 +139,11 @@ def test_a_directory_that_cannot_be_removed_is_logged_once_while_it_stays(
     assert told == [["link"], [], [], [], ["error"], [], ["link"]]
 
 
-def test_every_removal_is_logged(registry: CollectorRegistry, logs: list[Any]) -> None:
-    agent = agent_of(registry, Sweeps([([DirectoryOutcome("a\x1b", Action.MOVED)], None)]))
+def test_every_deletion_is_logged(registry: CollectorRegistry, logs: list[Any]) -> None:
+    agent = agent_of(registry, Sweeps([([DirectoryOutcome("a\x1b", Action.DELETED)], None)]))
     agent.sweep()
     agent.sweep()
-    assert [(line["event"], line["directory"]) for line in logs] == [("moved", r"a\x1b")] * 2
+    assert [(line["event"], line["directory"]) for line in logs] == [("deleted", r"a\x1b")] * 2
 
 
 def test_only_some_of_countless_foreign_names_are_logged(registry: CollectorRegistry, logs: list[Any]) -> None:
@@ -159,7 +158,7 @@ def test_the_begin_and_the_end_of_a_standstill_are_logged(registry: CollectorReg
     agent = agent_of(registry, Sweeps([([], UNKNOWN), ([], UNKNOWN), ([], None), ([], None)]))
     for _ in range(4):
         agent.sweep()
-    assert [line["event"] for line in logs] == ["no directory can be removed", "directories can be removed again"]
+    assert [line["event"] for line in logs] == ["no directory can be deleted", "directories can be deleted again"]
 
 
 def test_an_internal_error_ends_the_agent(registry: CollectorRegistry) -> None:
@@ -170,57 +169,61 @@ def test_an_internal_error_ends_the_agent(registry: CollectorRegistry) -> None:
 def test_a_sweep_is_signalled_when_the_agent_stops_and_when_its_period_is_over(
     registry: CollectorRegistry, clock: list[float]
 ) -> None:
-    wakeup = Wakeup()
+    stop: Stop = queue.SimpleQueue()
     seen = []
 
     def sweep(_report: Report, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> None:
         seen.append((give_up(), stopping()))
         clock[0] += 61
         seen.append((give_up(), stopping()))
-        wakeup.stop()
+        stop.put(None)
         seen.append((give_up(), stopping()))
 
-    agent_of(registry, sweep, wakeup).loop()
+    agent_of(registry, sweep, stop).loop()
     assert seen == [(False, False), (True, False), (True, True)]
 
 
-def waited(wakeup: Wakeup, period: float, spacing: float) -> float:
-    began = time.monotonic()
-    wakeup.wait(period, spacing)
-    return time.monotonic() - began
+def test_stopping_ends_the_wait_for_the_next_sweep(registry: CollectorRegistry) -> None:
+    stop: Stop = queue.SimpleQueue()
+    timer = threading.Timer(0.1, stop.put, [None])
+    timer.start()
+    agent_of(registry, Sweeps([([], None)]), stop, period=3600).loop()
+    timer.join()
 
 
-def test_the_agent_sweeps_every_period() -> None:
-    assert waited(Wakeup(), 0.2, 5) >= 0.2
-
-
-def test_many_ended_pods_trigger_one_sweep_after_the_spacing() -> None:
-    wakeup = Wakeup()
-    for _ in range(1000):
-        wakeup.wake()
-    assert waited(wakeup, 60, 0.2) >= 0.2
-    assert waited(wakeup, 0.3, 0.1) >= 0.3, "no wake-up may be left over"
-
-
-def test_stopping_ends_any_wait(registry: CollectorRegistry) -> None:
-    wakeup = Wakeup()
-
-    def stopped(*_: object) -> None:
-        wakeup.wake()
-        wakeup.stop()
-
-    agent_of(registry, stopped, wakeup).loop()
-
-
-@pytest.mark.parametrize(
-    ("own_uid", "uids", "believed"),
-    [("own", "own other", True), ("own", "other", False), ("own", "", False), (None, "other", True), (None, "", False)],
+@cases(
+    "result, ready",
+    complete=(None, True),
+    out_of_time_after_it_has_read_the_pods=(OutOfTime(), True),
+    without_a_list_of_pods=(UNKNOWN, False),
+    failed=(PermissionError(13, "Permission denied"), False),
 )
-def test_a_list_of_pods_is_used_only_if_it_contains_the_agents_own_pod(
-    own_uid: str | None, uids: str, *, believed: bool
+def test_the_agent_is_ready_after_a_sweep_that_has_read_the_pods(
+    registry: CollectorRegistry, result: Keep | BaseException | None, *, ready: bool
 ) -> None:
-    with nullcontext() if believed else pytest.raises(MustStay):
-        assert validate_listing(frozenset(uids.split()), own_uid) == set(uids.split())
+    agent = agent_of(registry, Sweeps([([], result), ([], UNKNOWN)]))
+    agent.sweep()
+    assert agent.ready == ready
+    agent.sweep()
+    assert agent.ready == ready, "the agent stays ready while the API server is away"
+
+
+@cases("result, seconds", blocked=(UNKNOWN, 5.0), complete=(None, 60.0))
+def test_a_sweep_that_could_delete_nothing_is_soon_repeated(
+    registry: CollectorRegistry, result: Keep | None, seconds: float
+) -> None:
+    waits: list[float] = []
+
+    class Queue:
+        def empty(self) -> bool:
+            return not waits
+
+        def get(self, timeout: float) -> None:
+            waits.append(timeout)
+
+    stop: Any = Queue()
+    agent_of(registry, Sweeps([([], result)]), stop).loop()
+    assert waits == [seconds]
 
 
 @pytest.mark.parametrize(

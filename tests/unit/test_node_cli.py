@@ -10,12 +10,12 @@ from controller.garbage.node.names import VM_DIRECTORIES
 from tests.tables import cases
 
 STAY = ["--scheme", "gpu-manager", "--node", "gpu-7"]
+UID = ["--pod-uid", "u"]
 
 
 @pytest.fixture
-def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def no_cluster(tmp_path: Path) -> Path:
     """Return an invalid kubeconfig. The command reads the kubeconfig only after it has checked all other input."""
-    monkeypatch.setattr("controller.garbage.node.in_use.sees_host", lambda: False)
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text("")
     return kubeconfig
@@ -25,14 +25,11 @@ def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "flags, says",
     no_scheme=([], "--scheme"),
     no_node=(STAY[:2], "--node"),
-    no_pod_uid_and_no_kubelet_directory=(STAY, "--pod-uid or --kubelet-pods is required"),
-    a_file_of_pods_without_once=([*STAY, "--pod-uid", "u", "--pods", "-"], "--pods requires --once"),
-    host_PID_without_hostPID_true=([*STAY, "--pod-uid", "u", "--host-pid"], "--host-pid requires hostPID: true"),
-    no_address=([*STAY, "--pod-uid", "u", "--status-address", "here:http"], "must be HOST:PORT"),
-    over_100=([*STAY, "--pod-uid", "u", "--disk-pressure", "101"], "--disk-pressure"),
-    no_period=([*STAY, "--pod-uid", "u", "--period", "0"], "--period"),
-    no_cluster=([*STAY, "--pod-uid", "u"], "No usable kubeconfig"),
-    no_cluster_with_kubelets_pods=([*STAY, "--kubelet-pods", "/"], "No usable kubeconfig"),
+    no_pod_uid=(STAY, "--pod-uid"),
+    no_address=([*STAY, *UID, "--status-address", "here:http"], "must be HOST:PORT"),
+    a_negative_time=([*STAY, *UID, "--grace", "-1"], "--grace"),
+    no_period=([*STAY, *UID, "--period", "0"], "--period"),
+    no_cluster=([*STAY, *UID], "No usable kubeconfig"),
 )
 def test_bad_input_is_exit_status_2(no_cluster: Path, flags: list[str], says: str) -> None:
     result = CliRunner().invoke(main, ["node", "--kubeconfig", str(no_cluster), *flags])
@@ -43,7 +40,7 @@ def test_help_names_every_scheme_the_rights_and_the_exit_statuses() -> None:
     text = " ".join(CliRunner().invoke(main, ["node", "--help"]).output.split())
     for scheme in VM_DIRECTORIES:
         assert scheme in text
-    for part in ("Examples:", "Exit status:", "SYS_PTRACE", "VCUDA_NODE"):
+    for part in ("Example, the command of the DaemonSet:", "Exit status:", "HostToContainer", "VCUDA_NODE"):
         assert part in text
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from tools.chart.features import CHART, COMPONENTS, MODIFIES, Identity, Json, Objects, render
+from tools.chart.features import CHART, COMPONENTS, Identity, Json, Objects, render
 from tools.chart.merge import ABSENT, condition_of, merge
 from tools.chart.names import rename
 from tools.chart.template import MARKS, lookup, write_object
@@ -27,10 +27,9 @@ _FILES: Mapping[str, tuple[str, ...]] = {
 def templates() -> dict[str, str]:
     """Return the text of each generated file in the chart's directory ``templates``."""
     base, variants = render(), {component: render(component) for component in COMPONENTS}
-    both = {(one, other): render(other, one) for one, others in MODIFIES.items() for other in others}
     texts: dict[str, list[str]] = {}
     for found in dict.fromkeys((*base, *(each for objects in variants.values() for each in objects))):
-        texts.setdefault(_file_of(found), []).extend(_lines(found, base, variants, both))
+        texts.setdefault(_file_of(found), []).extend(_lines(found, base, variants))
     return {f"{name}.yaml": HEADER + "\n".join(lines) + "\n" for name, lines in texts.items()}
 
 
@@ -38,19 +37,12 @@ def _file_of(found: Identity) -> str:
     return next(name for name, kinds in _FILES.items() if found.kind in kinds)
 
 
-def _lines(
-    found: Identity, base: Objects, variants: Mapping[str, Objects], both: Mapping[tuple[str, str], Objects]
-) -> Iterator[str]:
+def _lines(found: Identity, base: Objects, variants: Mapping[str, Objects]) -> Iterator[str]:
     own = _marked(base.get(found, ABSENT))
     by_component = {component: _marked(objects.get(found, ABSENT)) for component, objects in variants.items()}
     some = next(each for each in (own, *by_component.values()) if each is not ABSENT)
     filled = lookup(tuple(values_of(found, some)), found.kind, found.name)
-    modified = [(one, _marked(objects[found])) for (one, _), objects in both.items() if found in objects]
-    changed = {one: value for one, value in modified if value != some}
-    # If a kustomize component adds the object, the whole object gets the component's condition. Then only the fields
-    # that another component changes need a condition of their own.
-    tree = merge(some, changed) if own is ABSENT and changed else merge(own, by_component)
-    yield from write_object(tree, condition_of(own, by_component), filled)
+    yield from write_object(merge(own, by_component), condition_of(own, by_component), filled)
 
 
 def _marked(found: Json) -> Json:

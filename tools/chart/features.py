@@ -23,7 +23,6 @@ COMPONENTS: Mapping[str, str] = {
     "node-agent-nvidia-vcuda": ".Values.nodeAgent.nvidiaVcuda",
     "node-agent-hami": ".Values.nodeAgent.hami",
     "node-agent-vgpu-manager": ".Values.nodeAgent.vgpuManager",
-    "node-host-pid": ".Values.nodeAgent.hostPid",
     "cert-manager": ".Values.certManager.enabled",
     "client-certificates": ".Values.clientCertificates.enabled",
     "require-client-certificate": ".Values.clientCertificates.required",
@@ -33,9 +32,6 @@ COMPONENTS: Mapping[str, str] = {
     "page": ".Values.page.enabled",
 }
 """The chart's value that enables each kustomize component, in the syntax of a Helm template."""
-
-MODIFIES = {"node-host-pid": tuple(name for name in COMPONENTS if name.startswith("node-agent-"))}
-"""The components that change objects which other components add. Each is listed with those other components."""
 
 
 class Identity(NamedTuple):

@@ -187,11 +187,6 @@ OURS = {
         " mirror pod, because any user can write the annotation. A mirror pod over quota is reported,"
         " but not evicted.",
     ),
-    "kubernetes.io/config.hash": Told(
-        "annotation of a mirror pod",
-        "read by the node agent",
-        "The uid that the names of a static pod's directories on the node contain.",
-    ),
     "cert-manager.io/": Told(
         "annotations of the serving Secret or of a webhook configuration",
         "read by `vcuda-certs`",

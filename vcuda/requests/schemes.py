@@ -54,10 +54,6 @@ class PodDirectory(msgspec.Struct, frozen=True):
     root: str
     name: str = UID
     """The pattern of the name of a pod's directory in ``root``. It contains `UID` once, and may contain `CONTAINER`."""
-    own_socket: str = ""
-    """The name of a socket in a pod's directory or one level below. The device plugin itself listens on this socket
-    until the directory is deleted. So a listener on this socket does not mean that the pod uses the directory. Source
-    for gpu-manager: runVDeviceServer and vDeviceWatcher in pkg/services/virtual-manager/manager.go."""
 
 
 class Scheme(msgspec.Struct, frozen=True):
@@ -183,7 +179,7 @@ def _gpu_manager(name: str, display_name: str, vendor_domain: str, domain: str, 
         time_unit=NANOSECONDS,
         phase=AllocationPhase(f"{domain}/gpu-assigned", done="true", placed="false"),
         card_index=f"{domain}/predicate-gpu-idx-",
-        pod_directory=PodDirectory("/etc/gpu-manager/vm", own_socket="vcuda.sock"),
+        pod_directory=PodDirectory("/etc/gpu-manager/vm"),
         sets_visible_devices=True,
         limits=VCUDA_CONTROLLER,
     )

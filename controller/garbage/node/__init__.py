@@ -1,1 +1,1 @@
-"""The agent on each GPU node. It removes directories that a vendor's device plugin made for deleted pods."""
+"""The agent on each GPU node. It deletes directories that a vendor's device plugin made for deleted pods."""

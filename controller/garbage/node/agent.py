@@ -1,20 +1,20 @@
-"""Runs the node agent, which periodically removes directories of deleted pods: its loop, output, logs and metrics."""
+"""Runs the node agent, which periodically deletes directories of deleted pods: its loop, logs and metrics."""
 
 import contextlib
 import queue
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 import structlog
 from prometheus_client import CollectorRegistry, Counter as PromCounter, Gauge
 
 from controller.garbage.node import fs, names
-from vcuda.cli import aligned, printable
+from vcuda.cli import printable
 
-# Minimum seconds between two sweeps of the pods' directories, so that the end of a thousand pods causes few sweeps.
-MIN_INTERVAL_SECONDS = 5.0
+# The agent sweeps again after at most this time if it could delete nothing, for example without the API server.
+BLOCKED_PERIOD_SECONDS = 5.0
 
 # The agent reports that it is unhealthy if no sweep of the directories has ended for this many sweep periods.
 MAX_MISSED_PERIODS = 5
@@ -24,15 +24,11 @@ MAX_LOGGED = 1000
 
 
 class Action(names.Explained):
-    """The action of a sweep (a pass over all directories) on a directory. The values are part of the output and log."""
+    """The action of a sweep (a pass over all directories) on a directory. The values are part of the log."""
 
     KEPT = "kept", ""
-    MOVED = "moved", "the pod does not exist"
-    DELETED = "deleted", "the directory was in the trash long enough, or the disk is almost full"
-    RESTORED = "restored", "the pod exists, or the move to the trash was interrupted"
-    WOULD_MOVE = "would move", MOVED[1]
+    DELETED = "deleted", "the pod does not exist"
     WOULD_DELETE = "would delete", DELETED[1]
-    WOULD_RESTORE = "would restore", RESTORED[1]
 
 
 class DirectoryOutcome(msgspec.Struct, frozen=True):
@@ -55,29 +51,9 @@ class DirectoryOutcome(msgspec.Struct, frozen=True):
 
 
 Report = Callable[[DirectoryOutcome], None]
-"""The callback of a sweep for each entry of --root (the directory with the pods' directories), and of its trash."""
+"""The callback of a sweep for each entry of --root, the directory with the pods' directories."""
 
-
-def as_table(outcomes: Sequence[DirectoryOutcome]) -> str:
-    """Return a table with one line for each directory: its name, the action of the sweep on it, and the reason."""
-    rows = [(printable(outcome.path), outcome.verdict.value, printable(outcome.why)) for outcome in outcomes]
-    return "\n".join(aligned([("DIRECTORY", "VERDICT", "WHY"), *sorted(rows)]))
-
-
-def as_json(outcomes: Sequence[DirectoryOutcome]) -> bytes:
-    """Return a JSON array with one object per directory. The field ``reason`` is null unless the directory was kept."""
-    rows = [
-        {
-            "directory": printable(outcome.path),
-            "verdict": outcome.verdict.value,
-            "reason": outcome.keep.reason.value if outcome.keep else None,
-            "why": printable(outcome.why),
-            "freedBytes": outcome.freed,
-        }
-        for outcome in sorted(outcomes, key=lambda each: each.path)
-    ]
-    return msgspec.json.encode(rows)
-
+Run = Callable[[Report, Callable[[], bool], Callable[[], bool]], names.Keep | None]
 
 _NO_DIRECTORIES = frozenset({names.KeepReason.FOREIGN, names.KeepReason.LINK, names.KeepReason.NOT_A_DIRECTORY})
 
@@ -90,17 +66,13 @@ class SweepMetrics:
         self._kept = Gauge(
             "vcuda_vm_directories_kept", "Entries kept in --root, by reason.", ["reason"], registry=registry
         )
-        self._trash = Gauge("vcuda_vm_trash_directories", "Directories in the trash.", registry=registry)
-        self._removed = PromCounter(
-            "vcuda_vm_directories_removed", "Directories moved from --root to its trash.", registry=registry
-        )
         self._deleted = PromCounter(
-            "vcuda_vm_directories_deleted", "Directories deleted from the trash.", registry=registry
+            "vcuda_vm_directories_deleted", "Directories of pods that were deleted.", registry=registry
         )
         self._freed = PromCounter("vcuda_vm_freed_bytes", "Bytes freed by deletions.", registry=registry)
         self._sweeps = PromCounter(
             "vcuda_vm_sweeps",
-            "Sweeps by result: complete, blocked (nothing could be moved), unfinished (out of time), failed.",
+            "Sweeps by result: complete, blocked (nothing could be deleted), unfinished (out of time), failed.",
             ["result"],
             registry=registry,
         )
@@ -115,21 +87,18 @@ class SweepMetrics:
         self.begin()
 
     def begin(self) -> None:
-        self._directories = self._in_trash = 0
+        self._directories = 0
         self._reasons: Counter[names.KeepReason] = Counter()
 
     def add(self, outcome: DirectoryOutcome) -> None:
         """Count the outcome for one directory at once, because the outcome stays true if the sweep fails later."""
         self._freed.inc(outcome.freed)
-        self._removed.inc(outcome.verdict is Action.MOVED)
         self._deleted.inc(outcome.verdict is Action.DELETED)
-        if outcome.path.startswith(f"{names.TRASH}/"):
-            self._in_trash += outcome.verdict is Action.KEPT
-        elif outcome.verdict is not Action.KEPT:
-            self._directories += outcome.verdict is Action.WOULD_MOVE
-        elif outcome.keep is not None:
+        if outcome.keep is not None:
             self._reasons[outcome.keep.reason] += 1
-            self._directories += outcome.keep.reason not in _NO_DIRECTORIES
+        self._directories += outcome.verdict is not Action.DELETED and (
+            outcome.keep is None or outcome.keep.reason not in _NO_DIRECTORIES
+        )
 
     def end(self, result: str, wall: float) -> None:
         """Publish the metrics of the sweep that has ended. ``wall``: when the sweep ended, in Unix seconds."""
@@ -138,7 +107,6 @@ class SweepMetrics:
         if result in ("failed", "unfinished"):
             return
         self._present.set(self._directories)
-        self._trash.set(self._in_trash)
         for reason in names.KeepReason:
             self._kept.labels(reason.value).set(self._reasons[reason])
         if result == "complete":
@@ -171,70 +139,47 @@ class SweepReporter:
                     self._log.warning("kept", directory=directory, reason=reason.value, why=why)
 
     def end(self, result: str, wall: float) -> None:
-        """Count an ended sweep. ``result``: complete, blocked (nothing could be moved), unfinished, or failed."""
+        """Count an ended sweep. ``result``: complete, blocked (nothing could be deleted), unfinished, or failed."""
         # If the sweep may have missed directories, keep their earlier records, so that they are not logged twice.
         self._logged = self._kept if result == "complete" else self._logged | self._kept
         self._metrics.end(result, wall)
 
 
-Run = Callable[[Report, Callable[[], bool], Callable[[], bool]], names.Keep | None]
-"""The type of the method `NodeSweep.run`, which makes one sweep (a pass over all directories)."""
-
-
-class Wakeup:
-    """Waits for the next sweep. Any thread or signal handler can end the wait."""
-
-    def __init__(self) -> None:
-        self.stopping = False
-        # Signal handlers use this queue, and only a SimpleQueue is safe there (see Python's documentation of `queue`).
-        self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def wake(self) -> None:
-        self._queue.put(None)
-
-    def stop(self) -> None:
-        self.stopping = True
-        self._queue.put(None)
-
-    def wait(self, period: float, spacing: float = MIN_INTERVAL_SECONDS) -> None:
-        """Wait for ``period`` seconds. After `wake`, wait only ``spacing`` seconds; after `stop`, not at all."""
-        began = time.monotonic()
-        seconds = period
-        with contextlib.suppress(queue.Empty):
-            while not self.stopping:
-                self._queue.get(timeout=max(0.0, seconds))
-                seconds = began + min(spacing, period) - time.monotonic()
-
-
 class Agent:
-    """Sweeps the pods' directories until it is stopped. The next sweep continues one that used up its full period.
+    """Sweeps the pods' directories until it is stopped.
 
-    ``period``: the seconds between two sweeps if no pod is deleted in the meantime.
+    ``run``: makes one sweep (see `NodeSweep.run`).
+    ``stop``: an entry in this queue stops the agent. Signal handlers put it there, and only a SimpleQueue is safe in
+    them (see Python's documentation of `queue`).
+    ``period``: the seconds between two sweeps, and the time after which a sweep begins no other deletion.
     """
 
-    def __init__(self, run: Run, reporter: SweepReporter, wakeup: Wakeup, period: float = 60.0) -> None:
+    def __init__(
+        self, run: Run, reporter: SweepReporter, stop: "queue.SimpleQueue[None]", period: float = 60.0
+    ) -> None:
         self._run = run
         self._reporter = reporter
-        self._wakeup = wakeup
+        self._stop = stop
         self._period = period
         self._ended = time.monotonic()
         self._log = structlog.get_logger()
         self._blocked: names.Keep | None = None
+        self.ready = False
 
     def loop(self) -> None:
-        """Sweep and wait in turn until ``wakeup`` ends the loop. If a sweep could remove nothing, wait only briefly."""
-        while not self._wakeup.stopping:
+        """Sweep and wait in turn until the agent is stopped. If a sweep could delete nothing, wait only briefly."""
+        while self._stop.empty():
             self.sweep()
-            if self._blocked:
-                self._wakeup.wait(min(self._period, MIN_INTERVAL_SECONDS), 0)
-            else:
-                self._wakeup.wait(self._period)
+            with contextlib.suppress(queue.Empty):
+                self._stop.get(timeout=min(self._period, BLOCKED_PERIOD_SECONDS) if self._blocked else self._period)
+                return
 
     def sweep(self) -> None:
         deadline = time.monotonic() + self._period
         self._reporter.begin()
         result = self._result(lambda: time.monotonic() > deadline)
         self._reporter.end(result, time.time())
+        self.ready = self.ready or result in ("complete", "unfinished")
         if result != "failed":
             self._ended = time.monotonic()
 
@@ -246,7 +191,7 @@ class Agent:
 
     def _result(self, give_up: Callable[[], bool]) -> str:
         try:
-            blocked = self._run(self._reporter, give_up, lambda: self._wakeup.stopping)
+            blocked = self._run(self._reporter, give_up, lambda: not self._stop.empty())
         except fs.OutOfTime:
             return "unfinished"
         except OSError as error:
@@ -254,8 +199,8 @@ class Agent:
             return "failed"
         if blocked != self._blocked:
             if blocked:
-                self._log.warning("no directory can be removed", why=str(blocked))
+                self._log.warning("no directory can be deleted", why=str(blocked))
             else:
-                self._log.info("directories can be removed again")
+                self._log.info("directories can be deleted again")
         self._blocked = blocked
         return "blocked" if blocked else "complete"

@@ -1,39 +1,42 @@
-"""Lists the pods that exist on a node, from the API server, from a file, or from kubelet's directory."""
+"""Finds out which pods exist on a node, from the API server and from kubelet's directory of pods.
+
+A directory may be deleted only if both sources are reliable and neither has the pod. kubelet removes its own directory
+of a pod only after the pod's containers have ended and its volumes are unmounted (cleanupOrphanedPodDirs in
+pkg/kubelet/kubelet_volumes.go). So kubelet's directory protects a running pod even if the API lacks the pod.
+"""
 
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import msgspec
 
-from controller.garbage.node.names import KeepReason, MustStay, present_uids
+from controller.garbage.node.names import Keep, KeepReason, MustStay
 from vcuda import errors, k8s_types
 from vcuda.k8s_types import Decoder
-from vcuda.kube import Kube, Reflector
+from vcuda.kube import Kube
 
 PODS = "/api/v1/pods"
 
-# If no event arrives for this long, the watch is out of date. A working watch gets a bookmark about once a minute.
-FRESH_SECONDS = 120.0
+MAX_UID_LENGTH = 64
+"""Longer uids in annotations of mirror pods are ignored, to save memory. Valid uids have 32 or 36 characters."""
 
 _CONFIRMED_FOR = 5.0  # Seconds for which a LIST of pods is reused, so that a thousand directories need few LISTs.
 
+# Tenants cannot create pods in this namespace. So only there a mirror pod is evidence of its static pod's requests.
+_TRUSTED_NAMESPACE = "kube-system"
 
-class PodSource(Protocol):
-    """Lists the pods that exist on the node.
 
-    Both methods raise MustStay if the list is not reliable, and VcudaError if the API server does not answer.
-    """
+class _Resources(msgspec.Struct, frozen=True, gc=False):
+    limits: Mapping[str, Any] | None = None
 
-    def known(self) -> frozenset[str]:
-        """Return the uids of the node's pods in any phase. For a mirror pod, include the uid of its static pod."""
 
-    def confirmed(self) -> frozenset[str]:
-        """Return the same uids as `known`, from a list that is at most a few seconds old."""
+class _Container(msgspec.Struct, frozen=True, gc=False):
+    resources: _Resources = _Resources()
 
 
 class _PodMeta(msgspec.Struct, frozen=True, gc=False):
@@ -43,227 +46,153 @@ class _PodMeta(msgspec.Struct, frozen=True, gc=False):
 
 
 class _NodePodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    node_name: str = ""
+    containers: tuple[_Container, ...] = ()
+    init_containers: tuple[_Container, ...] | None = None
 
 
 class _NodePod(msgspec.Struct, frozen=True, gc=False):
     metadata: _PodMeta
-    kind: str = "Pod"
     spec: _NodePodSpec = _NodePodSpec()
 
-    def uids(self) -> tuple[str, ...]:
-        return tuple(present_uids(self.metadata.uid, self.metadata.annotations))
+    def static_uid(self) -> str | None:
+        """Return the uid of the static pod; None unless this is a mirror pod."""
+        # kubelet sets this annotation on a mirror pod (pkg/kubelet/types).
+        uid = (self.metadata.annotations or {}).get(k8s_types.MIRROR_ANNOTATION)
+        return uid if uid and len(uid) <= MAX_UID_LENGTH else None
+
+    def may_have_cards(self) -> bool:
+        """True for a mirror pod whose static pod may have cards."""
+        # The API server requires a limit for every resource of a device plugin, and such a name contains a slash.
+        containers = (*self.spec.containers, *(self.spec.init_containers or ()))
+        limits = (name for container in containers for name in container.resources.limits or ())
+        return self.metadata.namespace != _TRUSTED_NAMESPACE or any("/" in name for name in limits)
 
 
-class _PodListMeta(msgspec.Struct, frozen=True, rename="camel"):
-    continue_: str = msgspec.field(name="continue", default="")
-    remaining_item_count: int | None = None
+class PodListing(msgspec.Struct, frozen=True):
+    """One complete list of the node's pods.
+
+    ``uids``: the uids of the pods in any phase. A mirror pod has another uid than its static pod.
+    ``statics``: for each uid of a static pod in a mirror pod's annotation, whether the static pod may have cards.
+    """
+
+    uids: frozenset[str] = frozenset()
+    statics: Mapping[str, bool] = {}
+
+    @classmethod
+    def of(cls, pods: Iterable[_NodePod]) -> "PodListing":
+        uids, statics = set(), dict[str, bool]()
+        for pod in pods:
+            uids.add(pod.metadata.uid)
+            if static := pod.static_uid():
+                statics[static] = statics.get(static, False) or pod.may_have_cards()
+        return cls(frozenset(uids), statics)
+
+    def may_have_cards(self, uid: str) -> bool:
+        """True if ``uid`` in kubelet's directory is a static pod that may have cards."""
+        # A pod that is not in the list is a static pod, or a deleted pod that kubelet has not removed yet. The uid of a
+        # static pod has no hyphens, unless its manifest sets a uid. A static pod may run without a mirror pod.
+        return self.statics.get(uid, "-" not in uid)
 
 
-class _PodList(msgspec.Struct, frozen=True):
-    kind: str
-    items: list[_NodePod]
-    metadata: _PodListMeta = _PodListMeta()
+class Presence(msgspec.Struct, frozen=True):
+    """The pods that exist on this node.
 
+    ``pods``: the uids of the pods in the API, in any phase.
+    ``kubelet``: the uids in kubelet's directory of pods.
+    ``static``: the uid of a static pod that may have cards, or None.
+    """
+
+    pods: frozenset[str] = frozenset()
+    kubelet: frozenset[str] = frozenset()
+    static: str | None = None
+
+    def keep(self, uid: str) -> Keep | None:
+        """Return why the directory of the pod with this uid must be kept; None if the pod does not exist."""
+        if uid in self.pods:
+            return Keep(KeepReason.POD)
+        if uid in self.kubelet:
+            return Keep(KeepReason.KUBELET)
+        # A device plugin that finds a static pod in the API names the directory after the mirror pod. If the mirror pod
+        # is deleted, kubelet creates one with a new uid. The static pod still uses the directory with the old uid.
+        if self.static and "-" in uid:
+            return Keep(KeepReason.STATIC, self.static)
+        return None
+
+
+PodSource = Callable[[bool], PodListing]
+"""Lists the node's pods. If the argument is True, the list is consistent, and at most a few seconds old. Raises
+VcudaError if the API server does not answer, or any pod cannot be read."""
 
 _POD = Decoder(_NodePod)
 
 
-def read_uids(raw: bytes) -> tuple[str, ...]:
-    """Return the uid in a pod's JSON and, for a mirror pod, the uid of its static pod. Raises `UNDECODABLE` errors."""
-    return _POD.decode(raw).uids()
+def list_pods(kube: Kube, node: str, version: str = "") -> PodListing:
+    """Return the pods of the node by one LIST. Raises VcudaError if any pod cannot be read.
 
-
-def on_node(node: str) -> dict[str, str | int]:
-    return {"fieldSelector": f"spec.nodeName={node}"}
-
-
-def list_uids(kube: Kube, node: str) -> frozenset[str]:
-    """Return the uids of the node's pods by a consistent LIST. Raises VcudaError if any pod cannot be read."""
-    # A LIST without resourceVersion is a quorum read from etcd. Its pages show one version (Kubernetes API concepts,
-    # "Retrieving large results sets in chunks"). So no pod that was bound to the node before the LIST is missing.
-    found: set[str] = set()
+    ``version``: the oldest allowed resourceVersion. "" is a consistent LIST, as new as etcd. "0" is any version, which
+    the API server has in its cache.
+    """
+    # The pages of a LIST show one version (Kubernetes API concepts, "Retrieving large results sets in chunks"). So no
+    # pod that was bound to the node before this version is missing.
+    params = {"fieldSelector": f"spec.nodeName={node}", **({"resourceVersion": version} if version else {})}
     try:
-        for page in kube.list_pages(PODS, on_node(node)):
-            for raw in page.items:
-                found.update(read_uids(raw))
+        pages = kube.list_pages(PODS, params)
+        return PodListing.of(_POD.decode(raw) for page in pages for raw in page.items)
     except k8s_types.UNDECODABLE as error:
         raise errors.Unavailable(f"GET {PODS} returned a pod that cannot be read: {error}") from error
-    return frozenset(found)
 
 
-def validate_listing(uids: frozenset[str], own_uid: str | None) -> frozenset[str]:
-    """Return ``uids``. Raises MustStay if they cannot be the uids of all pods on this node.
+class ApiPods:
+    """Lists the node's pods from the API server. ``clock``: returns the time of a monotonic clock, in seconds."""
 
-    ``own_uid``: the uid of the agent's pod. A list without it is incomplete, or from another node or cluster.
-    """
-    if own_uid is not None and own_uid not in uids:
-        raise MustStay(KeepReason.PODS_UNKNOWN, "the list of this node's pods does not include the agent's own pod")
-    if not uids:  # If the agent's own uid is unknown, only an empty list of pods is recognized as incomplete.
-        raise MustStay(KeepReason.PODS_UNKNOWN, "the list of this node's pods is empty")
-    return uids
-
-
-class RecentPodList:
-    """Lists the node's pods. A list is reused for 5 s. ``clock``: returns the time of a monotonic clock, in seconds."""
-
-    def __init__(self, kube: Kube, node: str, own_uid: str | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, kube: Kube, node: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube = kube
         self._node = node
-        self._own_uid = own_uid
         self._clock = clock
         self._made = -math.inf
-        self._uids: frozenset[str] = frozenset()
+        self._live = PodListing()
 
-    def known(self) -> frozenset[str]:
+    def __call__(self, live: bool) -> PodListing:
+        if not live:
+            # A list that was made before a directory was found may lack the directory's pod.
+            self._made = -math.inf
+            # Before Kubernetes 1.34, each consistent LIST in pages reads all pods of the cluster from etcd.
+            try:
+                return list_pods(self._kube, self._node, "0")
+            except errors.TooLarge:  # The API server sends a LIST from its cache in one page of any size.
+                return list_pods(self._kube, self._node)
         began = self._clock()
         if began - self._made > _CONFIRMED_FOR:
-            self._uids = validate_listing(list_uids(self._kube, self._node), self._own_uid)
+            self._live = list_pods(self._kube, self._node)
             self._made = began
-        return self._uids
-
-    confirmed = known
+        return self._live
 
 
 @dataclass(frozen=True, slots=True)
-class FixedPods:
-    """The pods in a file, which the user has given instead of access to the API."""
+class Evidence:
+    """Reads both sources of the pods that exist on this node.
 
-    uids: frozenset[str]
-
-    def known(self) -> frozenset[str]:
-        return self.uids
-
-    confirmed = known
-
-
-class WatchedPods:
-    """Watches the node's pods. `confirmed` uses a LIST of the last 5 s. ``on_gone``: called when a pod is deleted."""
-
-    def __init__(
-        self, kube: Kube, node: str, own_uid: str | None, kubelet: "KubeletPods | None", *, on_gone: Callable[[], None]
-    ) -> None:
-        self._own_uid = own_uid
-        self._kubelet = kubelet
-        self._on_gone = on_gone
-        self._former: dict[str, frozenset[str]] = {}
-        self._listing = RecentPodList(kube, node, own_uid)
-        self.reflector = Reflector(kube, PODS, read_uids, params=on_node(node), on_event=self._on_event)
-
-    def known(self) -> frozenset[str]:
-        """Return the uids of the watched pods. Raises MustStay before the first list, or if the watch is outdated."""
-        if not self.reflector.synced.is_set():
-            raise MustStay(KeepReason.PODS_UNKNOWN, "the first list of this node's pods is not complete")
-        age = self.reflector.last_event_age(time.monotonic())
-        if age > FRESH_SECONDS or not self.reflector.alive:
-            raise MustStay(KeepReason.PODS_UNKNOWN, "the watch of pods has ended, or has had no event for too long")
-        return validate_listing(self._with_former_mirrors(), self._own_uid)
-
-    def confirmed(self) -> frozenset[str]:
-        return self._listing.known()
-
-    def _with_former_mirrors(self) -> frozenset[str]:
-        # If a mirror pod is deleted, kubelet creates one with a new uid. Its static pod still uses the directory with
-        # the old uid. So add the uids of deleted mirror pods whose static pods still run. Mirror pods that were deleted
-        # before this watch began are unknown. With hostPID, the mounts of running containers protect their directories.
-        uids = {uid for uids in self.reflector.snapshot().values() for uid in uids}
-        running = uids | self._kubelet.uids() if self._former and self._kubelet else uids
-        for mirror, statics in list(self._former.items()):
-            if running.isdisjoint(statics):
-                del self._former[mirror]
-            else:
-                uids.add(mirror)
-        return frozenset(uids)
-
-    def _on_event(self, old: tuple[str, ...] | None, new: tuple[str, ...] | None) -> None:
-        if old is None or new is not None:
-            return
-        uid, *statics = old
-        if statics:
-            self._former[uid] = frozenset(statics)
-        self._on_gone()
-
-
-@dataclass(frozen=True, slots=True)
-class KubeletPods:
-    """The pods in kubelet's directory, which has one subdirectory per pod; by default /var/lib/kubelet/pods.
-
-    ``own_uid``: the uid of the agent's pod. Both methods raise MustStay if the directory is not reliable.
+    ``kubelet``: kubelet's directory of pods, which has one subdirectory per pod; by default /var/lib/kubelet/pods.
+    ``own_uid``: the uid of the agent's own pod.
     """
 
-    path: Path
-    own_uid: str | None = None
+    source: PodSource
+    kubelet: Path
+    own_uid: str
 
-    def uids(self) -> frozenset[str]:
-        """Return the names of the subdirectories in kubelet's directory. Each name is the uid of a pod."""
+    def read(self, *, live: bool = False) -> Presence:
+        """Return the pods that exist now. Raises VcudaError if one of the sources is not reliable.
+
+        A source without the agent's own pod is incomplete, or belongs to another node or cluster.
+        """
+        listing = self.source(live)
+        if self.own_uid not in listing.uids:
+            raise MustStay(KeepReason.PODS_UNKNOWN, "the list of pods does not include the agent's own pod")
         try:
-            found = frozenset(os.listdir(self.path))  # noqa: PTH208  # Only the names are needed, not Path objects.
+            kubelet = frozenset(os.listdir(self.kubelet))  # noqa: PTH208  # Only the names are needed, not Path objects.
         except OSError as error:
-            raise _unknown(self.path, error) from error
-        # If the agent's own pod is missing, this is not the directory of this node's kubelet. The mount may be wrong.
-        if self.own_uid is not None and self.own_uid not in found:
-            raise MustStay(KeepReason.KUBELET_UNKNOWN, f"{self.path} does not include the agent's own pod")
-        return found
-
-    def check_gone(self, uid: str) -> None:
-        """Raise MustStay if kubelet still has a directory of the pod with this uid."""
-        try:
-            (self.path / uid).lstat()
-        except OSError as error:
-            if isinstance(error, FileNotFoundError) and self.path.is_dir():
-                return
-            raise _unknown(self.path, error) from error
-        raise MustStay(KeepReason.KUBELET)
-
-
-def _unknown(path: Path, error: OSError) -> MustStay:
-    return MustStay(KeepReason.KUBELET_UNKNOWN, f"{path}: {error.strerror}")
-
-
-HOW = "kubectl get pods --all-namespaces -o json"
-
-
-class PodsFile(msgspec.Struct, frozen=True):
-    """The uids of the pods in a file. ``warning``: why pods may be missing in the file, or None."""
-
-    uids: frozenset[str]
-    warning: str | None = None
-
-
-def read_pods(text: bytes, node: str | None) -> PodsFile:
-    """Return the pods of all nodes in ``text``, a list of pods in JSON.
-
-    ``node``: the node that must have at least one of the pods; None if --complete confirms that the file has all pods.
-
-    Raises BadInput if the text is not a complete list of pods, or has no pod on ``node``.
-    """
-    listed = _decode(text)
-    uids = frozenset(uid for pod in listed.items for uid in pod.uids())
-    if node is None:
-        return PodsFile(uids)
-    if not any(pod.spec.node_name == node for pod in listed.items):
-        raise errors.BadInput(
-            f"No pod in the file is on node {node!r}. Check the node's name, and that the file has the pods of all "
-            f"namespaces ({HOW}). If no pod is on the node, add --complete."
-        )
-    namespace, *others = {pod.metadata.namespace for pod in listed.items}
-    if others:
-        return PodsFile(uids)
-    warning = f"all pods in the file are in namespace {namespace!r}; the pods of all namespaces are required ({HOW})"
-    return PodsFile(uids, warning)
-
-
-def _decode(text: bytes) -> _PodList:
-    try:
-        listed = Decoder(_PodList).decode(text)
-    except k8s_types.UNDECODABLE as error:
-        raise errors.BadInput(
-            f"The file must be a complete list of pods in JSON: {error}. Create it with: {HOW}"
-        ) from error
-    if listed.kind not in ("List", "PodList") or any(pod.kind != "Pod" for pod in listed.items):
-        raise errors.BadInput(
-            f"The file must be a complete list of pods; got kind {listed.kind}. Create it with: {HOW}"
-        )
-    if listed.metadata.continue_ or listed.metadata.remaining_item_count:
-        raise errors.BadInput(f"The file has only one page of a list of pods. Create it with: {HOW}")
-    return listed
+            raise MustStay(KeepReason.KUBELET_UNKNOWN, f"{self.kubelet}: {error.strerror}") from error
+        if self.own_uid not in kubelet:
+            raise MustStay(KeepReason.KUBELET_UNKNOWN, f"{self.kubelet} does not include the agent's own pod")
+        static = min(filter(listing.may_have_cards, kubelet - listing.uids), default=None)
+        return Presence(listing.uids, kubelet, static)

@@ -184,6 +184,7 @@ class System:
             "--kubeconfig": account_of(self.cluster, daemon_set),
         }
         pod = self._agents_pod(daemon_set)
+        (kubelet_pods / pod["metadata"]["uid"]).mkdir()
         _, _, *rest = command_of(daemon_set, changed, NODE_NAME=NODE, POD_UID=pod["metadata"]["uid"])
         return NodeProcess(*rest)
 

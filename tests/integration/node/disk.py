@@ -6,7 +6,7 @@ A sweep is one pass of the agent over the root. The root has one directory per p
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +16,15 @@ import pytest
 from controller.garbage.node.age import Now, ObservedAge
 from controller.garbage.node.agent import Action, DirectoryOutcome, Report
 from controller.garbage.node.fs import OutOfTime
-from controller.garbage.node.names import TRASH, VM_DIRECTORIES, Keep, KeepReason
-from controller.garbage.node.pods import KubeletPods
+from controller.garbage.node.names import VM_DIRECTORIES, Keep, KeepReason
+from controller.garbage.node.pods import Evidence, PodListing
 from controller.garbage.node.sweep import NodeSweep
 from vcuda.errors import VcudaError
 
-GRACE, RETENTION = 300.0, 3600.0
+GRACE = 300.0
 HOUR = 3600.0
+OWN = "00000000-0000-4000-8000-0000000000ff"
+"""The uid of the node agent's own pod."""
 
 Snapshot = dict[str, tuple[object, ...]]
 
@@ -61,29 +63,31 @@ class Clocks:
 
 @dataclass
 class Pods:
-    """The pods of the node.
+    """The pods of the node, except the node agent's own pod.
 
-    ``uids``: the pods in the node agent's watch.
-    ``live``: the pods in a new LIST. If None, they are those of the watch.
+    ``uids``: the pods in the API server's cache.
+    ``live``: the pods in a consistent LIST. If None, they are those of the cache.
+    ``statics``: the static pods in annotations of mirror pods, with True for those that may have cards.
+    ``own``: the uid of the agent's own pod, which is in every list.
     """
 
     uids: set[str] = field(default_factory=set)
     live: set[str] | None = None
+    statics: Mapping[str, bool] = field(default_factory=dict)
+    own: str = OWN
     error: VcudaError | None = None
     live_error: VcudaError | None = None
-    # A test can set this function to change the node in the middle of a sweep: the agent's LIST calls it.
+    # A test can set this function to change the node in the middle of a sweep: the agent's last LIST calls it.
     meanwhile: Callable[[], object] = lambda: None
 
-    def known(self) -> frozenset[str]:
-        if self.error:
-            raise self.error
-        return frozenset(self.uids)
-
-    def confirmed(self) -> frozenset[str]:
-        self.meanwhile()
-        if self.live_error:
-            raise self.live_error
-        return frozenset(self.uids if self.live is None else self.live)
+    def __call__(self, live: bool) -> PodListing:
+        if live:
+            self.meanwhile()
+        error = self.live_error if live else self.error
+        if error:
+            raise error
+        uids = self.live if live and self.live is not None else self.uids
+        return PodListing(frozenset({self.own, *uids}), self.statics)
 
 
 @dataclass
@@ -101,6 +105,7 @@ class Disk:
 
     def furnish(self) -> None:
         self.root.mkdir()
+        (self.kubelet / OWN).mkdir(parents=True)
         (self.guarded / "etc").mkdir(parents=True)
         (self.guarded / "etc" / "passwd").write_text("root:x:0:0\n")
         (self.guarded / "link").symlink_to("etc")
@@ -108,6 +113,11 @@ class Disk:
     @property
     def root(self) -> Path:
         return self.base / "vm"
+
+    @property
+    def kubelet(self) -> Path:
+        """kubelet's directory of pods."""
+        return self.base / "pods"
 
     @property
     def guarded(self) -> Path:
@@ -127,11 +137,7 @@ class Disk:
         os.utime(path, (stamp, stamp), follow_symlinks=False)
 
     def names(self) -> set[str]:
-        return {path.name for path in self.root.iterdir()} - {TRASH}
-
-    def trash(self) -> set[str]:
-        trash = self.root / TRASH
-        return {path.name for path in trash.iterdir()} if trash.exists() else set()
+        return {path.name for path in self.root.iterdir()}
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
@@ -143,18 +149,11 @@ class Disk:
 class Agent:
     """Sweeps a disk like the real node agent. It remembers its own earlier sweeps, but not those of another `Agent`."""
 
-    def __init__(self, disk: Disk, kubelet: KubeletPods | None = None, **more: object) -> None:
+    def __init__(self, disk: Disk, *, dry_run: bool = False) -> None:
         self.disk = disk
-        self._sweep = NodeSweep(
-            disk.root,
-            VM_DIRECTORIES[disk.scheme],
-            disk.pods,
-            kubelet,
-            ObservedAge(GRACE, 2),
-            ObservedAge(RETENTION, 1),
-            clock=disk.clocks,
-            **{"disk_pressure": 1.0, **more},  # type: ignore[arg-type]  # a test gives these flags by name
-        )
+        evidence = Evidence(disk.pods, disk.kubelet, OWN)
+        form = VM_DIRECTORIES[disk.scheme]
+        self._sweep = NodeSweep(disk.root, form, evidence, ObservedAge(GRACE), dry_run, disk.clocks)
         self.blocked: Keep | None = None
 
     def sweep(
@@ -179,14 +178,8 @@ class Agent:
         self.let_grace_pass()
         return self.sweep()
 
-    def sweep_to_the_end(self) -> None:
-        self.sweep_after_grace()
-        for _ in range(2):
-            self.disk.clocks.advance(RETENTION)
-            self.sweep()
-
     def reason(self, name: str) -> KeepReason | None:
-        """Return why a directory is kept after the grace period, or None if it is moved to the trash."""
+        """Return why a directory is kept after the grace period, or None if it is deleted."""
         outcome = self.sweep_after_grace()[name]
         assert (outcome.verdict is Action.KEPT) == (outcome.keep is not None)
         assert (name in self.disk.names()) == (outcome.keep is not None)

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from controller.garbage.node import fs
-
-STEPS = [(os, "mkdir"), (os, "unlink"), (os, "rmdir"), (fs, "rename")]
+STEPS = [(os, "unlink"), (os, "rmdir"), (os, "rename")]
 """The functions that change the disk, by module and name. In these tests, each call of such a function is a step."""
 
 

@@ -1,6 +1,6 @@
 """Random sequences of events on a real disk (a state machine of hypothesis).
 
-The node agent never removes the directory of an existing pod, and finally removes all other directories.
+The node agent never deletes the directory of an existing pod, and finally deletes all other directories.
 """
 
 import contextlib
@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from controller.garbage.node.names import TRASH, KeepReason, MustStay
-from controller.garbage.node.pods import KubeletPods
-from tests.integration.node.disk import GRACE, HOUR, RETENTION, Agent, Disk, Snapshot, snapshot, uid
+from controller.garbage.node.names import KeepReason, MustStay
+from tests.integration.node.disk import GRACE, HOUR, Agent, Disk, Snapshot, snapshot, uid
 from tests.integration.node.steps import Killed, Steps
 from vcuda.errors import Unavailable
 
@@ -24,8 +23,8 @@ which_pod = st.integers(0, 2)
 class Node(RuleBasedStateMachine):
     """A node whose pods are created and deleted while a node agent runs.
 
-    The agent is killed at any step, calls fail, the watch lags, the API server or the kubelet's directory is
-    unavailable, and the wall clock is set.
+    The agent is killed at any step, and calls fail. The cache of the API server lags. The API server or the kubelet's
+    directory is unavailable. The wall clock is set.
     """
 
     def __init__(self) -> None:
@@ -34,19 +33,18 @@ class Node(RuleBasedStateMachine):
         base = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="vm-directories-")))
         self.disk = Disk(base)
         self.disk.furnish()
-        (base / "pods").mkdir()
-        self.kubelet = KubeletPods(base / "pods")
+        self.kubelet = self.disk.kubelet
         self.stack.enter_context(self.disk.untouched())
         self.steps = Steps(self.stack.enter_context(pytest.MonkeyPatch.context()))
         # Maps each existing pod to the content of its directory when the pod was created.
         self.there: dict[str, Snapshot] = {}
         self.api: set[str] = set()
         self.fresh = count()
-        self.agent = Agent(self.disk, self.kubelet)
+        self.agent = Agent(self.disk)
         self.confirm()
 
     def confirm(self) -> None:
-        """Make LISTs return the stored pods at once. The watch may still have an earlier state of the pods."""
+        """Make LISTs return the stored pods at once. The cache may still have an earlier state of the pods."""
         self.disk.pods.live = self.api
 
     @rule(kubelet=st.booleans())
@@ -54,7 +52,7 @@ class Node(RuleBasedStateMachine):
         name = uid(next(self.fresh))
         self.api.add(name)
         if kubelet:
-            (self.kubelet.path / name).mkdir()
+            (self.kubelet / name).mkdir()
         self.there[name] = snapshot(self.disk.make(name, age=0))
 
     @rule(which=which_pod, api=st.booleans(), kubelet=st.booleans())
@@ -62,13 +60,13 @@ class Node(RuleBasedStateMachine):
         name = uid(which)
         if api:
             self.api.discard(name)
-        if kubelet and (self.kubelet.path / name).exists():
-            (self.kubelet.path / name).rmdir()
-        if name not in self.api and not (self.kubelet.path / name).exists():
+        if kubelet and (self.kubelet / name).exists():
+            (self.kubelet / name).rmdir()
+        if name not in self.api and not (self.kubelet / name).exists():
             self.there.pop(name, None)
 
     @rule()
-    def the_watch_catches_up(self) -> None:
+    def the_cache_catches_up(self) -> None:
         self.disk.pods.uids = set(self.api)
 
     @rule(seconds=st.sampled_from([1.0, 60.0, GRACE, HOUR]))
@@ -79,24 +77,24 @@ class Node(RuleBasedStateMachine):
     def the_wall_clock_is_set(self, seconds: float) -> None:
         self.disk.clocks.wall += seconds
 
-    @rule(watch=st.booleans())
-    def it_sweeps_while_the_api_server_is_away(self, watch: bool) -> None:
+    @rule(cache=st.booleans())
+    def it_sweeps_while_the_api_server_is_away(self, cache: bool) -> None:
         away = Unavailable("connection refused")
         self.disk.pods.live_error = away
-        self.disk.pods.error = MustStay(KeepReason.PODS_UNKNOWN) if watch else None
-        before = self.disk.names(), self.disk.trash()
+        self.disk.pods.error = MustStay(KeepReason.PODS_UNKNOWN) if cache else None
+        before = self.disk.names()
         self.agent.sweep()
-        if watch:
-            assert (self.disk.names(), self.disk.trash()) == before
+        if cache:
+            assert self.disk.names() == before
         self.disk.pods.live_error = self.disk.pods.error = None
 
     @rule()
-    def it_sweeps_without_kubelets_word(self) -> None:
-        away = self.kubelet.path.rename(self.kubelet.path.with_name("away"))
-        before = self.disk.names(), self.disk.trash()
+    def it_sweeps_without_sight_of_kubelets_directory(self) -> None:
+        away = self.kubelet.rename(self.kubelet.with_name("away"))
+        before = self.disk.names()
         self.agent.sweep()
-        assert (self.disk.names(), self.disk.trash()) == before
-        away.rename(self.kubelet.path)
+        assert self.disk.names() == before
+        away.rename(self.kubelet)
 
     @rule(times=st.integers(1, 3))
     def it_sweeps(self, times: int) -> None:
@@ -110,8 +108,8 @@ class Node(RuleBasedStateMachine):
         with contextlib.suppress(Killed):
             self.agent.sweep()
         self.steps.go_on()
-        self.agent = Agent(self.disk, self.kubelet)
-        self.the_watch_catches_up()
+        self.agent = Agent(self.disk)
+        self.the_cache_catches_up()
 
     @rule(point=st.integers(0, 8))
     def a_step_of_a_sweep_fails(self, point: int) -> None:
@@ -125,22 +123,16 @@ class Node(RuleBasedStateMachine):
             found = self.disk.root / name
             assert snapshot(found) == made
 
-    @precondition(lambda self: self.disk.trash())
-    @invariant()
-    def what_is_in_the_trash_is_no_pods(self) -> None:
-        names = {path.name.partition(".")[0] for path in (self.disk.root / TRASH).iterdir()}
-        assert not names & set(self.there)
-
     def teardown(self) -> None:
         try:
-            for _ in range(8):
-                self.the_watch_catches_up()
-                self.disk.clocks.advance(2 * RETENTION)
+            for _ in range(4):
+                self.the_cache_catches_up()
+                self.disk.clocks.advance(2 * HOUR)
                 self.agent.sweep()
-            assert (self.disk.names(), self.disk.trash()) == (set(self.there), set())
+            assert self.disk.names() == set(self.there)
         finally:
             self.stack.close()
 
 
-def test_no_directory_of_an_existing_pod_is_ever_removed_and_every_other_finally_is() -> None:
+def test_no_directory_of_an_existing_pod_is_ever_deleted_and_every_other_finally_is() -> None:
     run_state_machine_as_test(Node, settings=settings(max_examples=40, stateful_step_count=40))

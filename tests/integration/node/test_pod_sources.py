@@ -1,48 +1,40 @@
-"""If the LIST of the node's pods failed or is incomplete, the node agent removes nothing."""
-
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+"""The lists of pods by which the node agent decides: complete, of its node, and of static pods too."""
 
 import pytest
 
-from controller.garbage.node.names import MustStay
-from controller.garbage.node.pods import KubeletPods, RecentPodList, WatchedPods, list_uids
+from controller.garbage.node.pods import ApiPods, PodListing, list_pods
 from tests.integration.scripted import Answer, Script, item, page, status
-from tests.processes import PATIENCE
+from tests.tables import cases
 from vcuda.errors import Gone, Unavailable, VcudaError
-from vcuda.kube import Kube, OnEvent
+from vcuda.kube import Kube
 
 NODE = "gpu-7"
 STATIC = "4dbbbc6a1bd7a7d1d1e2b6c6a9c1a4f0"
+CARDS = {"resources": {"limits": {"cpu": "1", "tencent.com/vcuda-core": "50"}}}
+NO_CARDS = {"resources": {"limits": {"cpu": "1", "hugepages-2Mi": "4Mi"}}}
 
 
-def mirror(name: str, version: int) -> dict[str, object]:
-    pod = item(name, version)
+def mirror(
+    name: str, *containers: object, namespace: str = "kube-system", static: str = STATIC, **spec: object
+) -> dict[str, object]:
+    pod = item(name, 1)
     metadata = pod["metadata"]
     assert isinstance(metadata, dict)
-    return {"metadata": {**metadata, "annotations": {"kubernetes.io/config.mirror": STATIC}}}
+    annotations = {"kubernetes.io/config.mirror": static}
+    return {
+        "metadata": {**metadata, "namespace": namespace, "annotations": annotations},
+        "spec": {"containers": list(containers), **spec},
+    }
 
 
-@contextmanager
-def watching(kube: Kube, own_uid: str | None = None) -> Iterator[WatchedPods]:
-    pods = WatchedPods(kube, NODE, own_uid, None, on_gone=lambda: None)
-    pods.reflector.start()
-    try:
-        yield pods
-    finally:
-        pods.reflector.stop()
-        pods.reflector.join(PATIENCE)
-
-
-def test_the_list_has_all_pods_of_the_node_and_no_others(kube: Kube, script: Script) -> None:
-    script.answers.extend([page(7, item("a", 1), token="t"), page(7, mirror("b", 2))])
-    assert list_uids(kube, NODE) == {"uid-a", "uid-b", STATIC}
+def test_a_live_list_has_all_pods_of_the_node_and_is_consistent(kube: Kube, script: Script) -> None:
+    script.answers.extend([page(7, item("a", 1), token="t"), page(7, mirror("b"))])
+    assert list_pods(kube, NODE).uids == {"uid-a", "uid-b"}
     assert {request.params["fieldSelector"] for request in script.seen} == {f"spec.nodeName={NODE}"}
     assert "resourceVersion" not in script.seen[0].params
 
 
+@pytest.mark.parametrize("live", [True, False])
 @pytest.mark.parametrize(
     ("second", "error"),
     [
@@ -53,134 +45,81 @@ def test_the_list_has_all_pods_of_the_node_and_no_others(kube: Kube, script: Scr
     ],
 )
 def test_a_list_whose_second_page_fails_is_not_used(
-    kube: Kube, script: Script, second: Answer, error: type[VcudaError]
+    kube: Kube, script: Script, second: Answer, error: type[VcudaError], *, live: bool
 ) -> None:
     script.answers.extend([page(7, item("a", 1), token="t"), second])
     with pytest.raises(error):
-        list_uids(kube, NODE)
+        ApiPods(kube, NODE)(live)
 
 
-def test_a_list_is_cached_for_seconds_and_a_failure_is_not(kube: Kube, script: Script) -> None:
+def test_a_live_list_is_reused_for_seconds_and_a_failure_is_not(kube: Kube, script: Script) -> None:
     now = [0.0]
-    listing = RecentPodList(kube, NODE, "uid-a", clock=lambda: now[0])
-    script.answers.extend([page(7, item("a", 1)), status(500, "down"), page(9, item("b", 1)), page(10, item("a", 2))])
-    assert listing.known() == listing.known() == {"uid-a"}
+    pods = ApiPods(kube, NODE, clock=lambda: now[0])
+    script.answers.extend([page(7, item("a", 1)), status(500, "down"), page(9, item("b", 1))])
+    assert pods(True).uids == pods(True).uids == {"uid-a"}
     now[0] = 6.0
     with pytest.raises(Unavailable):
-        listing.known()
-    with pytest.raises(MustStay):
-        listing.known()
-    assert listing.known() == {"uid-a"}
+        pods(True)
+    assert pods(True).uids == {"uid-b"}
 
 
-def test_before_the_first_complete_list_no_pods_are_reported(kube: Kube, script: Script) -> None:
-    """The first page alone must not be used, because pods on later pages would seem to be deleted."""
-    whole = page(9, item("a", 1), item("b", 2))
-    script.answers.extend([page(7, item("a", 1), token="t"), status(410, "too old"), *[status(500, "no")] * 3, whole])
-    with watching(kube) as pods:
-        with pytest.raises(MustStay, match="not complete"):
-            pods.known()
-        assert pods.reflector.synced.wait(PATIENCE)
-        assert pods.known() == {"uid-a", "uid-b"}
+def test_a_live_list_is_not_reused_in_the_next_sweep(kube: Kube, script: Script) -> None:
+    """The next sweep may find a directory whose pod was created after that list."""
+    pods = ApiPods(kube, NODE, clock=lambda: 0.0)
+    script.answers.extend([page(7, item("a", 1)), page(7, item("a", 1)), page(8, item("b", 1))])
+    assert pods(True).uids == pods(False).uids == {"uid-a"}
+    assert pods(True).uids == {"uid-b"}
 
 
-def test_an_old_view_is_not_used(kube: Kube, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    script.answers.append(page(7, item("a", 1)))
-    with watching(kube) as pods:
-        assert pods.reflector.synced.wait(PATIENCE)
-        assert pods.known() == {"uid-a"}
-        monkeypatch.setattr(pods.reflector, "last_event_age", lambda _now: 121.0)
-        with pytest.raises(MustStay, match="has had no event for too long"):
-            pods.known()
+def test_the_first_list_of_a_sweep_comes_from_the_cache_of_the_api_server(kube: Kube, script: Script) -> None:
+    """A consistent LIST in pages reads the pods of all nodes from etcd."""
+    script.answers.extend([page(7, item("a", 1)), page(8, item("b", 1))])
+    pods = ApiPods(kube, NODE)
+    assert [pods(False).uids, pods(False).uids] == [{"uid-a"}, {"uid-b"}]
+    assert [request.params["resourceVersion"] for request in script.seen] == ["0", "0"]
 
 
-def test_a_view_without_the_agents_own_pod_is_not_used(kube: Kube, script: Script) -> None:
-    script.answers.append(page(7, item("a", 1)))
-    with watching(kube, own_uid="uid-own") as pods:
-        assert pods.reflector.synced.wait(PATIENCE)
-        with pytest.raises(MustStay, match="does not include the agent's own pod"):
-            pods.known()
-
-
-class View:
-    """A test double of a reflector whose cache is always complete and current. A test sets the pods in it."""
-
-    def __init__(self, on_event: OnEvent[tuple[str, ...]]) -> None:
-        self.synced, self.alive = threading.Event(), True
-        self.synced.set()
-        self._pods: dict[str, tuple[str, ...]] = {}
-        self._on_event = on_event
-
-    def set(self, **pods: tuple[str, ...]) -> None:
-        before, self._pods = self._pods, pods
-        for name in before.keys() | pods.keys():
-            self._on_event(before.get(name), pods.get(name))
-
-    def last_event_age(self, _now: float) -> float:
-        return 0.0
-
-    def snapshot(self) -> dict[str, tuple[str, ...]]:
-        return self._pods
-
-
-@pytest.fixture
-def kubelet(tmp_path: Path) -> KubeletPods:
-    return KubeletPods(tmp_path)
-
-
-@pytest.fixture
-def views(monkeypatch: pytest.MonkeyPatch) -> list[View]:
-    made: list[View] = []
-
-    def make(*_: object, on_event: OnEvent[tuple[str, ...]], **__: object) -> View:
-        made.append(View(on_event))
-        return made[-1]
-
-    monkeypatch.setattr("controller.garbage.node.pods.Reflector", make)
-    return made
-
-
-def watched(kube: Kube, views: list[View], kubelet: KubeletPods) -> tuple[list[None], WatchedPods, View]:
-    """Return a list with one item per call of ``on_gone``, the `WatchedPods`, and the double of their reflector."""
-    gone: list[None] = []
-    pods = WatchedPods(kube, NODE, None, kubelet, on_gone=lambda: gone.append(None))
-    [view] = views
-    return gone, pods, view
-
-
-def test_the_uid_of_a_mirror_pod_stays_present_while_its_static_pod_has_another_mirror(
-    kube: Kube, views: list[View], kubelet: KubeletPods
+def test_pods_that_are_too_large_for_one_page_are_listed_in_pages(
+    kube: Kube, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The device plugin named a directory after the first mirror pod, and uses it while the static pod runs."""
-    gone, pods, view = watched(kube, views, kubelet)
-    view.set(own=("own",), first=("mirror-1", STATIC))
-    assert pods.known() == {"own", "mirror-1", STATIC}
-    view.set(own=("own",), again=("mirror-2", STATIC))
-    assert pods.known() == {"own", "mirror-1", "mirror-2", STATIC}
-    assert len(gone) == 1
-    view.set(own=("own",))
-    assert pods.known() == {"own"}
-    view.set(own=("own",), third=("mirror-3", STATIC))
-    assert pods.known() == {"own", "mirror-3", STATIC}
+    """A LIST from the cache of the API server has only one page, so the agent makes a consistent LIST."""
+    monkeypatch.setattr("vcuda.kube.pages.MOST_PAGE_BYTES", 1000)
+    monkeypatch.setattr("vcuda.kube.pages.MOST_OBJECT_BYTES", 1000)
+    large = page(7, *(item(f"{number}-{'x' * 100}", 1) for number in range(10)))
+    script.answers.extend([*[large] * 4, page(7, item("a", 1))])
+    assert ApiPods(kube, NODE)(False).uids == {"uid-a"}
+    assert [request.params.get("resourceVersion") for request in script.seen] == [*["0"] * 4, None]
 
 
-def test_the_uid_of_a_mirror_pod_stays_present_while_kubelet_keeps_its_static_pod(
-    kube: Kube, views: list[View], kubelet: KubeletPods
+@cases(
+    "mirrors, expected",
+    no_mirror_pod=([item("a", 1)], {}),
+    no_cards=([mirror("a", NO_CARDS, {})], {STATIC: False}),
+    cards=([mirror("a", NO_CARDS, CARDS)], {STATIC: True}),
+    cards_of_an_init_container=([mirror("a", NO_CARDS, initContainers=[CARDS])], {STATIC: True}),
+    a_namespace_where_tenants_create_pods=([mirror("a", NO_CARDS, namespace="team-a")], {STATIC: True}),
+    two_mirror_pods_of_which_one_has_cards=([mirror("a", CARDS), mirror("b", NO_CARDS)], {STATIC: True}),
+)
+def test_a_static_pod_has_no_cards_only_if_its_mirror_pods_in_kube_system_say_so(
+    kube: Kube, script: Script, mirrors: list[dict[str, object]], expected: dict[str, bool]
 ) -> None:
-    """The namespace was deleted, so the kubelet can create no new mirror pod, but the static pod still runs."""
-    _, pods, view = watched(kube, views, kubelet)
-    view.set(own=("own",), mirror=("mirror-1", STATIC))
-    (kubelet.path / STATIC).mkdir()
-    view.set(own=("own",))
-    assert pods.known() == {"own", "mirror-1"}
-    (kubelet.path / STATIC).rmdir()
-    assert pods.known() == {"own"}
+    script.answers.append(page(7, *mirrors))
+    assert list_pods(kube, NODE).statics == expected
 
 
-def test_only_a_deleted_pod_triggers_a_sweep(kube: Kube, views: list[View], kubelet: KubeletPods) -> None:
-    gone, _, view = watched(kube, views, kubelet)
-    view.set(own=("own",), other=("a",))
-    view.set(own=("own",), other=("a",))
-    assert gone == []
-    view.set(own=("own",))
-    assert len(gone) == 1
+def test_an_annotation_that_cannot_be_a_uid_is_not_kept(kube: Kube, script: Script) -> None:
+    script.answers.append(page(7, mirror("a", static="x" * 100_000), mirror("b")))
+    assert list_pods(kube, NODE).statics.keys() == {STATIC}
+
+
+@cases(
+    "statics, uid, expected",
+    without_a_mirror_pod=({}, STATIC, True),
+    a_deleted_pod=({}, "00000000-0000-4000-8000-000000000001", False),
+    with_cards=({STATIC: True}, STATIC, True),
+    without_cards=({STATIC: False}, STATIC, False),
+)
+def test_a_pod_that_only_kubelet_has_may_be_a_static_pod_with_cards(
+    statics: dict[str, bool], uid: str, *, expected: bool
+) -> None:
+    assert PodListing(frozenset(), statics).may_have_cards(uid) == expected

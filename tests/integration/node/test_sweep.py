@@ -1,25 +1,21 @@
-"""A sweep (a pass of the node agent) removes some directories of pods and keeps the others."""
+"""A sweep (a pass of the node agent) deletes a directory only if every part of the proof holds that it is unused."""
+
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from controller.garbage.node.agent import Action
-from controller.garbage.node.names import TRASH, VM_DIRECTORIES, Keep, KeepReason, MustStay
-from controller.garbage.node.pods import KubeletPods
-from tests.integration.node.disk import GRACE, RETENTION, Agent, Disk, snapshot, uid
-from vcuda.errors import Unavailable
+from controller.garbage.node.names import VM_DIRECTORIES, Keep, KeepReason, MustStay
+from tests.integration.node.disk import GRACE, HOUR, OWN, Agent, Disk, snapshot, uid
+from tests.tables import cases
+from vcuda.errors import Unavailable, VcudaError
 from vcuda.requests.schemes import SCHEMES
 
 STATIC = "4dbbbc6a1bd7a7d1d1e2b6c6a9c1a4f0"
 
 
-@pytest.fixture
-def kubelet(disk: Disk) -> KubeletPods:
-    path = disk.base / "pods"
-    (path / uid(99)).mkdir(parents=True)
-    return KubeletPods(path)
-
-
-def test_a_directory_is_removed_when_its_pod_was_deleted_for_the_grace_period(disk: Disk, agent: Agent) -> None:
+def test_a_directory_is_deleted_when_its_pod_was_deleted_for_the_grace_period(disk: Disk, agent: Agent) -> None:
     disk.make(uid(1))
     disk.pods.uids = {uid(1)}
     assert agent.sweep()[uid(1)].keep == Keep(KeepReason.POD)
@@ -27,9 +23,26 @@ def test_a_directory_is_removed_when_its_pod_was_deleted_for_the_grace_period(di
     assert agent.sweep()[uid(1)].keep == Keep(KeepReason.SEEN_ONCE)
     assert agent.sweep()[uid(1)].keep == Keep(KeepReason.YOUNG)
     disk.clocks.advance(GRACE)
-    assert agent.sweep()[uid(1)].verdict is Action.MOVED
+    outcome = agent.sweep()[uid(1)]
+    assert outcome.verdict is Action.DELETED
+    assert outcome.freed >= 5000
     assert disk.names() == set()
-    assert disk.trash() == {f"{uid(1)}.{int(disk.clocks.wall)}"}
+
+
+def test_a_directory_seen_once_is_not_deleted_however_old_it_is(disk: Disk) -> None:
+    disk.make(uid(1), age=1000 * HOUR)
+    for _ in range(3):
+        assert Agent(disk).sweep()[uid(1)].keep == Keep(KeepReason.SEEN_ONCE)
+    assert disk.names() == {uid(1)}
+
+
+def test_a_directory_whose_pod_is_back_in_one_list_is_observed_anew(disk: Disk, agent: Agent) -> None:
+    disk.make(uid(1))
+    agent.let_grace_pass()
+    disk.pods.uids = {uid(1)}
+    assert agent.sweep()[uid(1)].keep == Keep(KeepReason.POD)
+    disk.pods.uids = set()
+    assert agent.sweep()[uid(1)].keep == Keep(KeepReason.SEEN_ONCE)
 
 
 @pytest.mark.parametrize("scheme", VM_DIRECTORIES)
@@ -42,135 +55,170 @@ def test_only_names_of_the_schemes_form_are_its_directories(disk: Disk, scheme: 
     disk.pods.uids = {uid(1)}
     said = Agent(disk).sweep_after_grace()
     assert said[ours[0]].keep == Keep(KeepReason.POD)
-    assert said[ours[1]].verdict is Action.MOVED
+    assert said[ours[1]].verdict is Action.DELETED
     assert disk.names() == {ours[0], *foreign}
 
 
-def test_a_directory_is_unchanged_in_the_trash_and_deleted_after_its_retention(disk: Disk, agent: Agent) -> None:
-    before = snapshot(disk.make(uid(1)))
-    agent.sweep_after_grace()
-    [trashed] = disk.trash()
-    assert snapshot(disk.root / TRASH / trashed) == before
-    disk.clocks.advance(RETENTION - 1)
-    assert agent.sweep()[f"{TRASH}/{trashed}"].keep == Keep(KeepReason.RETAINED)
-    disk.clocks.advance(1)
-    outcome = agent.sweep()[f"{TRASH}/{trashed}"]
-    assert outcome.verdict is Action.DELETED
-    assert outcome.freed >= 5000
-    assert disk.trash() == set()
-
-
-def test_on_a_full_disk_a_moved_directory_is_deleted_at_once(disk: Disk) -> None:
+def test_a_directory_stays_while_kubelet_keeps_its_deleted_pod(disk: Disk, agent: Agent) -> None:
+    """The containers of a pod that was deleted by force may still run."""
     disk.make(uid(1))
-    Agent(disk, disk_pressure=0.0).sweep_after_grace()
-    assert (disk.names(), disk.trash()) == (set(), set())
-
-
-def test_a_directory_stays_while_kubelet_keeps_its_deleted_pod(disk: Disk, kubelet: KubeletPods) -> None:
-    disk.make(uid(1))
-    (kubelet.path / uid(1)).mkdir()
-    agent = Agent(disk, kubelet)
+    (disk.kubelet / uid(1)).mkdir()
     assert agent.reason(uid(1)) is KeepReason.KUBELET
-    (kubelet.path / uid(1)).rmdir()
+    (disk.kubelet / uid(1)).rmdir()
     assert agent.reason(uid(1)) is None
 
 
-def test_kubelet_and_the_api_server_are_checked_again_before_the_move(disk: Disk, kubelet: KubeletPods) -> None:
-    disk.make(uid(1))
-    disk.pods.meanwhile = lambda: (kubelet.path / uid(1)).mkdir(exist_ok=True)
-    assert Agent(disk, kubelet).reason(uid(1)) is KeepReason.KUBELET
-    disk.pods.live = {uid(1)}
-    assert Agent(disk).reason(uid(1)) is KeepReason.POD
-
-
-@pytest.mark.parametrize("name", ["missing", "guarded/etc/passwd", "pods"], ids=["missing", "a file", "another node's"])
-def test_nothing_is_removed_while_kubelets_directory_cannot_be_read(
-    disk: Disk, kubelet: KubeletPods, name: str
+@cases(
+    "appears, reason",
+    in_the_last_list=(lambda disk: disk.pods.live.add(uid(1)), KeepReason.POD),
+    in_kubelets_directory=(lambda disk: (disk.kubelet / uid(1)).mkdir(exist_ok=True), KeepReason.KUBELET),
+    as_a_static_pod=(lambda disk: (disk.kubelet / STATIC).mkdir(exist_ok=True), KeepReason.STATIC),
+)
+def test_a_pod_that_appears_just_before_the_deletion_keeps_its_directory(
+    disk: Disk, agent: Agent, appears: Callable[[Disk], None], reason: KeepReason
 ) -> None:
-    assert kubelet.uids() == {uid(99)}
     disk.make(uid(1))
-    agent = Agent(disk, KubeletPods(disk.base / name, own_uid=uid(7)))
-    assert agent.reason(uid(1)) is KeepReason.KUBELET_UNKNOWN
-    assert agent.blocked is not None
+    disk.pods.live = set()
+    disk.pods.meanwhile = lambda: appears(disk)
+    assert agent.reason(uid(1)) is reason
 
 
-def test_no_directory_is_moved_if_kubelets_directory_becomes_unreadable(disk: Disk, kubelet: KubeletPods) -> None:
+def missing(disk: Disk) -> None:
+    disk.kubelet.rename(disk.base / "away")
+
+
+def a_file(disk: Disk) -> None:
+    missing(disk)
+    disk.kubelet.touch()
+
+
+def of_another_node(disk: Disk) -> None:
+    (disk.kubelet / OWN).rename(disk.kubelet / uid(8))
+
+
+def empty(disk: Disk) -> None:
+    (disk.kubelet / OWN).rmdir()
+
+
+def a_dangling_link(disk: Disk) -> None:
+    missing(disk)
+    disk.kubelet.symlink_to("nowhere")
+
+
+every_lost_sight = pytest.mark.parametrize("lose", [missing, a_file, of_another_node, empty, a_dangling_link])
+
+
+@every_lost_sight
+def test_without_sight_of_kubelets_directory_nothing_is_deleted(
+    disk: Disk, agent: Agent, lose: Callable[[Disk], None]
+) -> None:
     disk.make(uid(1))
-    disk.pods.meanwhile = lambda: kubelet.path.rename(disk.base / "gone") if kubelet.path.exists() else None
-    assert Agent(disk, kubelet).reason(uid(1)) is KeepReason.KUBELET_UNKNOWN
-
-
-def test_a_static_pods_directory_stays_for_its_mirror_pod_and_for_kubelet(disk: Disk, kubelet: KubeletPods) -> None:
     disk.make(STATIC)
-    assert Agent(disk).reason(STATIC) is KeepReason.STATIC
-    disk.pods.uids = {STATIC}
-    assert Agent(disk, kubelet).reason(STATIC) is KeepReason.POD
-    disk.pods.uids = set()
-    (kubelet.path / STATIC).mkdir()
-    assert Agent(disk, kubelet).reason(STATIC) is KeepReason.KUBELET
-    (kubelet.path / STATIC).rmdir()
-    assert Agent(disk, kubelet).reason(STATIC) is None
+    lose(disk)
+    assert agent.reason(uid(1)) is KeepReason.KUBELET_UNKNOWN
+    assert agent.reason(STATIC) is KeepReason.KUBELET_UNKNOWN
+    assert agent.blocked is not None
+    assert agent.blocked.reason is KeepReason.KUBELET_UNKNOWN
+
+
+@every_lost_sight
+def test_a_directory_stays_if_sight_of_kubelets_directory_is_lost_before_the_deletion(
+    disk: Disk, agent: Agent, lose: Callable[[Disk], None]
+) -> None:
+    disk.make(uid(1))
+    agent.let_grace_pass()
+    disk.pods.meanwhile = lambda: lose(disk)
+    assert agent.sweep()[uid(1)].keep is not None
+    assert disk.names() == {uid(1)}
+
+
+def test_kubelets_directory_that_cannot_be_read_is_no_sight(
+    disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_path: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    disk.make(uid(1))
+    with monkeypatch.context() as patched:
+        patched.setattr("controller.garbage.node.pods.os.listdir", fail)
+        outcome = agent.sweep_after_grace()[uid(1)]
+    assert outcome.keep == Keep(KeepReason.KUBELET_UNKNOWN, f"{disk.kubelet}: Permission denied")
+    assert disk.names() == {uid(1)}
 
 
 @pytest.mark.parametrize(
     "error",
-    [MustStay(KeepReason.PODS_UNKNOWN, "the first list is not complete"), Unavailable("no route to host")],
-    ids=["an empty cache", "no answer"],
+    [MustStay(KeepReason.PODS_UNKNOWN, "no list"), Unavailable("no route to host")],
+    ids=["no list", "no answer"],
 )
-def test_without_a_list_of_pods_nothing_is_removed_not_even_from_the_trash(
-    disk: Disk, agent: Agent, error: Unavailable
-) -> None:
+def test_nothing_is_deleted_while_the_api_server_is_away(disk: Disk, agent: Agent, error: VcudaError) -> None:
     disk.make(uid(1))
-    agent.sweep_after_grace()
-    disk.make(uid(2))
     disk.make("foreign")
+    agent.let_grace_pass()
     disk.pods.error = error
-    disk.clocks.advance(10 * RETENTION)
-    assert agent.reason(uid(2)) is KeepReason.PODS_UNKNOWN
-    assert disk.names() == {uid(2), "foreign"}
-    assert len(disk.trash()) == 1
+    disk.clocks.advance(10 * HOUR)
+    assert agent.reason(uid(1)) is KeepReason.PODS_UNKNOWN
+    assert disk.names() == {uid(1), "foreign"}
+    disk.pods.error = None
+    assert agent.sweep()[uid(1)].verdict is Action.DELETED
 
 
-def test_if_the_last_list_fails_nothing_is_removed_and_the_next_sweep_retries(disk: Disk, agent: Agent) -> None:
-    """The LIST just before the moves may fail, for example because a continue token expires between two pages."""
+def test_a_list_without_the_agents_own_pod_is_not_used(disk: Disk, agent: Agent) -> None:
+    disk.make(uid(1))
+    disk.pods.own = uid(3)
+    assert agent.reason(uid(1)) is KeepReason.PODS_UNKNOWN
+
+
+def test_if_the_last_list_fails_nothing_is_deleted_and_the_next_sweep_retries(disk: Disk, agent: Agent) -> None:
+    """The LIST just before the deletions may fail, for example because a continue token expires between two pages."""
     disk.make(uid(1))
     disk.make(uid(2))
     disk.pods.live_error = Unavailable("the continue token has expired (HTTP 410)")
     assert agent.reason(uid(1)) is KeepReason.PODS_UNKNOWN
     assert agent.reason(uid(2)) is KeepReason.PODS_UNKNOWN
     disk.pods.live_error = None
-    assert agent.sweep()[uid(1)].verdict is Action.MOVED
+    assert agent.sweep()[uid(1)].verdict is Action.DELETED
 
 
-def test_a_pod_that_reappears_gets_its_directory_back_from_the_trash(disk: Disk, agent: Agent) -> None:
-    """The API server may lack a pod for some time, for example while etcd is restored from a backup."""
-    before = snapshot(disk.make(uid(1)))
-    agent.sweep_after_grace()
-    disk.pods.uids = {uid(1)}
-    [outcome] = agent.sweep().values()
-    assert outcome.verdict is Action.RESTORED
-    assert snapshot(disk.root / uid(1)) == before
+def test_a_static_pods_own_directory_stays_while_kubelet_has_the_pod(disk: Disk, agent: Agent) -> None:
+    """kubelet's directory of a static pod has the static pod's uid, even if the API has no mirror pod."""
+    disk.make(STATIC)
+    (disk.kubelet / STATIC).mkdir()
+    assert agent.reason(STATIC) is KeepReason.KUBELET
+    (disk.kubelet / STATIC).rmdir()
+    assert agent.reason(STATIC) is None
 
 
-def test_a_directory_from_the_trash_does_not_overwrite_an_existing_name(disk: Disk, agent: Agent) -> None:
+@cases(
+    "statics, uid_of_static, reason",
+    mirror_pod_may_have_cards=({STATIC: True}, STATIC, KeepReason.STATIC),
+    mirror_pod_has_no_cards=({STATIC: False}, STATIC, None),
+    no_mirror_pod=({}, STATIC, KeepReason.STATIC),
+    mirror_pod_of_another_static_pod=({STATIC[::-1]: False}, STATIC, KeepReason.STATIC),
+    uid_set_by_the_manifest_and_cards=({uid(5): True}, uid(5), KeepReason.STATIC),
+    uid_set_by_the_manifest_and_no_cards=({uid(5): False}, uid(5), None),
+    deleted_pod_that_kubelet_still_has=({}, uid(5), None),
+)
+def test_the_directory_of_a_former_mirror_pod_stays_while_a_static_pod_may_have_cards(
+    disk: Disk, agent: Agent, statics: dict[str, bool], uid_of_static: str, reason: KeepReason | None
+) -> None:
+    """The device plugin named the directory after a mirror pod that was deleted since. The static pod still runs."""
     disk.make(uid(1))
-    agent.sweep_after_grace()
-    (disk.root / uid(1)).mkdir()
-    disk.pods.uids = {uid(1)}
-    said = agent.sweep()
-    assert {outcome.keep for outcome in said.values()} == {Keep(KeepReason.POD)}
-    assert list((disk.root / uid(1)).iterdir()) == []
+    (disk.kubelet / uid_of_static).mkdir()
+    disk.pods.statics = statics
+    assert agent.reason(uid(1)) is reason
 
 
-def test_a_dry_run_reports_what_would_be_removed_and_changes_nothing(disk: Disk) -> None:
+def test_a_dry_run_reports_what_would_be_deleted_and_changes_nothing(disk: Disk) -> None:
     disk.make(uid(1))
-    Agent(disk).sweep_after_grace()
     disk.make(uid(2))
-    disk.clocks.advance(RETENTION)
+    disk.pods.uids = {uid(2)}
     before = snapshot(disk.root)
-    agent = Agent(disk, dry_run=True, disk_pressure=0.0)
-    verdicts = {outcome.verdict for outcome in agent.sweep_after_grace().values()}
-    assert verdicts == {Action.WOULD_MOVE, Action.WOULD_DELETE}
+    said = Agent(disk, dry_run=True).sweep_after_grace()
+    assert {name: outcome.verdict for name, outcome in said.items()} == {
+        uid(1): Action.WOULD_DELETE,
+        uid(2): Action.KEPT,
+    }
     assert snapshot(disk.root) == before
 
 
@@ -180,11 +228,20 @@ def test_a_root_that_does_not_exist_yet_is_empty(disk: Disk, agent: Agent) -> No
     assert agent.blocked is None
 
 
+def test_a_root_that_is_a_link_is_not_swept(disk: Disk, agent: Agent) -> None:
+    disk.make(uid(1))
+    disk.root.rename(disk.base / "real")
+    disk.root.symlink_to("real")
+    with pytest.raises(OSError, match="Not a directory"):
+        agent.sweep_after_grace()
+    assert (disk.base / "real" / uid(1)).exists()
+
+
 def test_a_sweep_that_is_out_of_time_leaves_the_rest_to_the_next(disk: Disk, agent: Agent) -> None:
     for number in range(3):
         disk.make(uid(number))
     agent.let_grace_pass()
-    agent.sweep(give_up=lambda: len(disk.trash()) == 1)
-    assert len(disk.names()) == 2
+    agent.sweep(give_up=lambda: True)
+    assert len(disk.names()) == 2, "even a sweep without time deletes one directory"
     agent.sweep()
     assert disk.names() == set()
