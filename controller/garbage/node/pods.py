@@ -31,12 +31,12 @@ _CONFIRMED_FOR = 5.0  # Seconds for which a LIST of pods is reused, so that a th
 _TRUSTED_NAMESPACE = "kube-system"
 
 
-class _Resources(msgspec.Struct, frozen=True, gc=False):
+class _NodeResources(msgspec.Struct, frozen=True, gc=False):
     limits: Mapping[str, Any] | None = None
 
 
-class _Container(msgspec.Struct, frozen=True, gc=False):
-    resources: _Resources = _Resources()
+class _NodeContainer(msgspec.Struct, frozen=True, gc=False):
+    resources: _NodeResources = _NodeResources()
 
 
 class _PodMeta(msgspec.Struct, frozen=True, gc=False):
@@ -46,8 +46,8 @@ class _PodMeta(msgspec.Struct, frozen=True, gc=False):
 
 
 class _NodePodSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    containers: tuple[_Container, ...] = ()
-    init_containers: tuple[_Container, ...] | None = None
+    containers: tuple[_NodeContainer, ...] = ()
+    init_containers: tuple[_NodeContainer, ...] | None = None
 
 
 class _NodePod(msgspec.Struct, frozen=True, gc=False):
