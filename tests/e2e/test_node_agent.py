@@ -219,7 +219,7 @@ def test_nothing_is_deleted_while_the_api_server_is_down_and_a_starting_agent_wa
         with apiserver.away(apiserver.kill), sweeping(cluster, disk, node, "--pod-uid", own) as fresh:
             fresh.await_sweeps(3, "blocked")
             agent.await_metric("vcuda_vm_directories_kept", 1, reason="pods-unknown")
-            agent.await_sweeps(8)
+            agent.await_sweeps(8, "blocked")
             assert fresh.get("/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
             assert {agent.get("/healthz").status, fresh.get("/healthz").status} == {HTTPStatus.OK}
             assert disk.names() == {own, alive, gone}
