@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from tests.api_double import ApiDouble, Effect, Script, before, delivered, lost_request
-from tests.builders import ONE_CARD, stored_pod
+from tests.builders import MODEL, ONE_CARD, nodes, stored_pod
 from tests.replicas import CARD, FOUR, POD, Clock, Gate, Replica, asked, kinds
 from tests.tables import cases
 from tests.waiting import PATIENT
@@ -219,9 +219,21 @@ def test_a_replica_with_an_older_quota_than_the_ledger_refuses_no_pod(namespace:
     namespace.ledger(committed={"M40": FULL}, config_version="70")
     namespace.pods(4)
     namespace.replica.store.resources = lambda: GpuResources(version="60")
+    namespace.replica.store.nodes = lambda: nodes(**{"gpu-1": {MODEL: "M40"}})
     decision = namespace.charge()
     assert isinstance(decision, PutOff)
     assert not decision.counted
+
+
+def test_a_replica_with_an_older_quota_than_the_ledger_admits_no_pod_of_a_model_without_nodes(
+    namespace: Namespace,
+) -> None:
+    """The newer quota may not name the model. Then the pods of the model are not in the ledger."""
+    namespace.ledger(config_version="70")
+    namespace.pods(4)
+    namespace.replica.store.resources = lambda: GpuResources(version="60")
+    with pytest.raises(Unavailable, match="newer quota ConfigMap"):
+        namespace.charge()
 
 
 # Tests of a ledger that no leader settles (recounts)

@@ -80,6 +80,8 @@ MAX_JITTER_SECONDS = 0.02
 TOO_MANY = RetryLater("too many charges of this namespace are being written at once", soon=True)
 UNSURE = RetryLater("it is not known whether the charge was written", soon=True)
 
+NEWER_QUOTA = "the ledger was counted by a newer quota ConfigMap than this replica has read"
+
 Charging = PendingCall[ChargeRequest, Decision]
 
 
@@ -375,6 +377,10 @@ class NamespaceLedger:
         # of GPU resources. It may also lack pods that were stored while the namespace had no limit.
         config_version = self._shared.store.config_version
         ledger = self._recount.settle(ledger)
+        # A newer quota ConfigMap may not name a model that no node has. Then the ledger lacks the pods of this model.
+        nameless = {call.item.model for call in calls} - self._shared.store.nodes().models - {rules.NO_MODEL}
+        if nameless and rules.is_older(config_version, ledger.config_version):
+            raise Unavailable(NEWER_QUOTA)
         # If the API server did not serve ResourceClaims at the last count, the ledger lacks the claims.
         uncounted = not ledger.claim_resource_version and self._shared.store.claim_price() is not None
         if uncounted or any(is_counted_before(ledger, call.item.counted_since, config_version) for call in calls):
@@ -382,7 +388,7 @@ class NamespaceLedger:
             # A new count with an older quota ConfigMap must not replace the stored ledger, which may lack pods. So
             # the caller must retry until this replica's watch has delivered the newer ConfigMap.
             if observed.is_older(ledger):
-                raise Unavailable("the ledger was counted by a newer quota ConfigMap than this replica has read")
+                raise Unavailable(NEWER_QUOTA)
             return settle(ledger, observed, counted_since=observed.resource_version)
         return ledger
 
