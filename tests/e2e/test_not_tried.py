@@ -35,7 +35,7 @@ def test_gated_pods_created_before_the_limit_are_counted_by_their_node_selection
         tenant.create(gated("open", team))
         tenant.create(gated("narrowed", team))
         tenant.create(gated("held", team, nodeSelector={MODEL: "P100"}))
-        with installation.quota.limited(**{team: {"quota": {"M40": 2}}}):
+        with installation.quota.limited(**{team: {"quota": {"M40": 2, "P100": 0}}}):
             await_enforced(cluster, team)
             await_committed(installation, team, P100=100)
             await_published(cluster, team, lambda report: report["unpinned"] == ["narrowed", "open"])

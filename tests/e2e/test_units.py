@@ -291,7 +291,7 @@ def charged_to(ledger: Json) -> int:
 
 def test_a_malformed_unit_is_refused_when_it_is_edited(own: Installation) -> None:
     manifest = own.quota.manifest("{}")
-    manifest["data"] |= {"gpu_units": "{amd.com/gpu: {cards: 0.125}, nvidia.com/gpu: {}}", KEY: "{}"}
+    manifest["data"] |= {"gpu_units": "{amd.com/gpu: {cards: 0.1234567}, nvidia.com/gpu: {}}", KEY: "{}"}
     refused = own.cluster.rest.send("PUT", own.quota.path, manifest)
     paths = [cause["field"] for cause in refused.body["details"]["causes"]]
     assert paths == ["gpu_units[amd.com/gpu].cards", "gpu_units[nvidia.com/gpu]"]
