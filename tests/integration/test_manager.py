@@ -84,11 +84,17 @@ def test_an_object_that_cannot_be_decoded_affects_no_other_in_any_loop(api: ApiD
     assert leader.trouble() is None
 
 
+@pytest.fixture
+def queued(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """The namespaces whose rejected workloads the leader retries after each change of models or offered resources."""
+    found: list[set[str]] = []
+    monkeypatch.setattr(leader.retrier, "models_changed", lambda names: found.append({*names}))
+    return found
+
+
 def test_a_change_of_a_nodes_model_makes_pods_without_a_usable_model_retry(
-    api: ApiDouble, leader: Leader, monkeypatch: pytest.MonkeyPatch
+    api: ApiDouble, leader: Leader, queued: list[set[str]]
 ) -> None:
-    queued: list[set[str]] = []
-    monkeypatch.setattr(leader.retrier, "models_changed", lambda names: queued.append({*names}))
     store_quota(api, "team-a: {quota: {M40: 4}}")
     leader.start()
     eventually(lambda: len(queued) == 2, lambda: queued)  # at the first quota document, and at the start of the loops
@@ -99,10 +105,8 @@ def test_a_change_of_a_nodes_model_makes_pods_without_a_usable_model_retry(
 
 
 def test_pods_without_a_model_retry_when_a_node_offers_a_resource_if_the_quota_requires_nodes(
-    api: ApiDouble, leader: Leader, monkeypatch: pytest.MonkeyPatch
+    api: ApiDouble, leader: Leader, queued: list[set[str]]
 ) -> None:
-    queued: list[set[str]] = []
-    monkeypatch.setattr(leader.retrier, "models_changed", lambda names: queued.append({*names}))
     store_quota(api, "{team-a: {require_nodes: true, quota: {M40: 4}}, team-b: {quota: {M40: 4}}}")
     node: dict[str, Any] = {"metadata": {"name": "n1", "uid": "n1"}}
     api.store("/api/v1/nodes/n1", node)
