@@ -1,6 +1,7 @@
 """Tests which requests the ValidatingAdmissionPolicies of manifests/base reject on a real API server.
 
-tests/integration/test_manifests_policies.py evaluates the CEL expressions without an API server, for every annotation.
+tests/integration/test_manifests_policies.py and test_manifests_own_policies.py evaluate the CEL expressions without
+an API server, for every annotation.
 """
 
 import itertools
