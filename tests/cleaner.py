@@ -52,7 +52,7 @@ class Cleaner:
         served = [END]
         with structlog.testing.capture_logs() as logs:
             while served:
-                self.gc.reconciler.queue.add(END)
+                self.gc.reconciler.queue.add(END, interval=0.0)
                 served = list(iter(lambda: str(self.gc.reconciler.queue.next()), END))
                 for name in served:
                     self.gc.reconciler.turn(name)

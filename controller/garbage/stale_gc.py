@@ -28,6 +28,9 @@ PERIOD_SECONDS = 60.0
 """Seconds until all pods and nodes are checked again, in case an event was missed or a clock was wrong."""
 STUCK_PERIODS = 5  # The loop counts as stuck if it has handled no queue key for this many `PERIOD_SECONDS`.
 RETRY_SECONDS = 10.0
+MIN_INTERVAL_SECONDS = 10.0
+"""The minimum seconds between two checks of one pod or node. So a tenant that writes the same pod again and again gets
+few requests of the controller, and delays the checks of other pods little."""
 LOCK_GRACE_SECONDS = 10.0
 """Seconds until a new lock of a node (an annotation that a vendor's scheduler writes while it binds a pod) is checked.
 Most locks are released within this time."""
@@ -127,7 +130,7 @@ class StaleAllocationGc:
             self.reconcile,
             failure="stale allocations could not be checked",
             retry_seconds=RETRY_SECONDS,
-            min_interval=0.0,
+            min_interval=MIN_INTERVAL_SECONDS,
             key_name="object",
             clock=clock,
         )
@@ -307,4 +310,4 @@ class StaleAllocationGc:
         if new and new.annotations:
             self._queue.add(new.metadata.name, min(LOCK_GRACE_SECONDS, self._timeout))
         if new is None:
-            self._queue.add(EVERYTHING)
+            self._queue.add(EVERYTHING, interval=0.0)

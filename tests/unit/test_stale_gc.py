@@ -8,6 +8,7 @@ import pytest
 from controller.garbage.stale_gc import (
     EVERYTHING,
     MAX_ATTEMPTS,
+    MIN_INTERVAL_SECONDS,
     MOST_KEYS_LOGGED,
     PERIOD_SECONDS,
     RETRY_SECONDS,
@@ -201,6 +202,21 @@ def test_a_pod_that_was_allocated_again_is_checked_when_that_can_be_stale(past: 
     past.api.store(POD, allocated_pod(GPU_MANAGER, START + 100, created=START))
     assert past.serve() == []
     past.now += 100
+    assert [line["rule"] for line in past.serve()] == ["unbound"]
+
+
+def test_a_pod_whose_allocation_is_written_again_and_again_is_checked_once_in_the_interval(past: Cleaner) -> None:
+    def write(number: int) -> None:
+        store(past, annotations={"own/number": str(number)})
+        past.api.forget_calls()
+
+    assert [line["rule"] for line in past.serve()] == ["unbound"]
+    for number in range(9):
+        past.now += MIN_INTERVAL_SECONDS / 10
+        write(number)
+        assert past.serve() == []
+        assert past.api.calls == []
+    past.now += MIN_INTERVAL_SECONDS / 10
     assert [line["rule"] for line in past.serve()] == ["unbound"]
 
 
