@@ -212,6 +212,7 @@ def test_200_pods_at_once_are_bound_if_they_fit_and_the_rest_show_the_reason(
     assert (0 < bound < PODS and refused) if manifests is MIXED else bound == PODS
 
 
+@pytest.mark.one_version
 @pytest.mark.usefixtures("extended")
 def test_after_the_leader_is_killed_the_next_one_continues_and_no_card_is_allocated_twice(
     cluster: Cluster, installation: Installation, site: Site, gpu_nodes: list[str], namespace: str
@@ -292,6 +293,7 @@ def as_sent(placed: Json, node: str) -> Json:
     return {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
 
 
+@pytest.mark.one_version
 @pytest.mark.usefixtures("extended")
 def test_annotations_by_tenants_neither_free_nor_block_a_card(
     cluster: Cluster, installation: Installation, site: Site, namespace: str, create_node: Callable[..., str]

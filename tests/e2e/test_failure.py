@@ -19,6 +19,8 @@ from tools.control_plane import ControlPlane
 from vcuda.quota.model import NOT_MUTATED
 from webhook.ledger.ledgers import SKIPPED_SECONDS
 
+pytestmark = pytest.mark.one_version
+
 Team = Callable[[Json], str]
 
 

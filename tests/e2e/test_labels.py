@@ -59,6 +59,7 @@ def await_exempt(cluster: Cluster, limited: set[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.one_version
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("led", [True, False], ids=["with the controller", "without"])
 def test_no_pod_of_a_new_namespace_is_stored_without_a_charge(

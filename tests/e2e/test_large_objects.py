@@ -28,6 +28,8 @@ from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess, eventually, memory, serving
 from tools.control_plane import running_control_plane
 
+pytestmark = pytest.mark.one_version
+
 MOST_OF_REPLICA, MOST_OF_CONTROLLER = 256, 256
 """Maximum memory in MiB: half of the memory limit of a webhook replica, and a quarter of that of a controller."""
 

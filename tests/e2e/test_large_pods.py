@@ -4,6 +4,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 
+import pytest
+
 from tests.builders import required, requirement, term
 from tests.e2e.attackers import SELECTIONS
 from tests.e2e.cluster import Cluster, Json
@@ -11,6 +13,8 @@ from tests.e2e.installation import Installation, charged, tenant_of
 from tests.e2e.large_attackers import escaped_pod, heavy_pod
 from tests.e2e.ledgers import await_ledger
 from tests.integration.reviews import card_pod, with_spec
+
+pytestmark = pytest.mark.one_version
 
 BOUNDS = SELECTIONS[0]
 """A node selection that matches no node. In an earlier version the webhook needed minutes to prove that."""

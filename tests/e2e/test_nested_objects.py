@@ -25,6 +25,8 @@ from vcuda.claims.names import API_PATH
 from vcuda.kube import Kube
 from vcuda.quota.terms import OVER_QUOTA
 
+pytestmark = pytest.mark.one_version
+
 NODE = "nested-m40"
 
 

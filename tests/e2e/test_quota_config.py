@@ -13,6 +13,8 @@ from tests.e2e.installation import Installation, await_ready, installed, registe
 from tests.e2e.quota_config import KEY, QuotaConfigMap
 from tests.integration.reviews import card_pod, gpu_pod, pinned
 
+pytestmark = pytest.mark.one_version
+
 MALFORMED = """
 team-a: {quota: {M40: -1, P100: "2"}}
 team-b: {quotas: {M40: 1}, pool: public}

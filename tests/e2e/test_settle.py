@@ -15,6 +15,8 @@ from tests.e2e.ledgers import await_committed, await_ledger, await_ledger_gone, 
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess
 
+pytestmark = pytest.mark.one_version
+
 
 @pytest.fixture
 def team(led_team: Callable[[Json], str]) -> str:
