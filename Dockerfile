@@ -1,11 +1,13 @@
 # One image for all parts. The command selects the part, for example `vcuda-webhook serve` or `vcuda-controller run`.
-# The base is named by its tag, which may move. This prints the digest to pin both lines to, as in `python:…@sha256:…`:
+# The base is named by its tag, which may move. This prints the digest to pin it to, as in `python:…@sha256:…`:
 #   docker buildx imagetools inspect python:3.11-slim-bookworm --format '{{.Manifest.Digest}}'
-FROM python:3.11-slim-bookworm AS build
+# Another base, for example of a mirror of the registry, must have the same layout: `make image BASE=…`.
+ARG BASE=python:3.11-slim-bookworm
+FROM ${BASE} AS build
 WORKDIR /src
 COPY requirements.lock requirements-build.lock ./
-# The environment gets no pip of its own: this stage's fills it.
-RUN python -m venv --without-pip /opt/vcuda && python -m pip --python /opt/vcuda/bin/python install --no-cache-dir --require-hashes --requirement requirements.lock
+# The environment gets no pip of its own: this stage's fills it. Nothing imports kubernetes/aio, a second client of 65 MB.
+RUN python -m venv --without-pip /opt/vcuda && python -m pip --python /opt/vcuda/bin/python install --no-cache-dir --require-hashes --requirement requirements.lock && rm -r /opt/vcuda/lib/python3.11/site-packages/kubernetes/aio
 COPY setup.cfg pyproject.toml README.md LICENSE ./
 COPY vcuda vcuda
 COPY webhook webhook
@@ -13,9 +15,9 @@ COPY controller controller
 COPY certs certs
 RUN python -m pip install --no-cache-dir --require-hashes --requirement requirements-build.lock && python -m pip wheel --no-deps --no-build-isolation --wheel-dir wheels . && python -m pip --python /opt/vcuda/bin/python install --no-cache-dir --no-deps --no-index --find-links=wheels vcuda-quota
 
-FROM python:3.11-slim-bookworm
-# The final stage has no installer and no build tool.
-RUN python -m pip uninstall --yes setuptools wheel pip && rm -r /usr/local/lib/python3.11/ensurepip
+FROM ${BASE}
+# The final stage has no installer, no build tool, and no program that runs with the rights of its owner.
+RUN python -m pip uninstall --yes setuptools wheel pip && rm -r /usr/local/lib/python3.11/ensurepip && find / -xdev -type f -perm /6000 -exec chmod a-s {} +
 COPY --from=build /opt/vcuda /opt/vcuda
 ENV PATH=/opt/vcuda/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 # The C library returns large freed blocks, such as the body of a large review, to the system at once. By default it keeps

@@ -17,7 +17,7 @@ SECONDS ?=
 IMAGE_OR_OURS = $(or $(IMAGE),vcuda-quota:0.1.0)
 ASSETS = assets=$$(tests/e2e/build-control-plane $(K8S)) && KUBEBUILDER_ASSETS=$$assets
 
-.PHONY: help demo playground test fuzz e2e chaos operators reread bench scale screenshots reference chart install-yaml lock image release docs lint format clean
+.PHONY: help demo playground test fuzz e2e chaos operators reread bench scale screenshots reference chart install-yaml lock image image-tar release docs lint format clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-11s %s\n", $$1, $$2}'
@@ -89,9 +89,13 @@ lock: $(VENV)/lock-installed  ## Write the lock files of the image from setup.cf
 	$(COMPILE) --extra server --output-file requirements.lock setup.cfg
 	$(COMPILE) --only-build-deps --all-build-deps --allow-unsafe --output-file requirements-build.lock setup.cfg
 
-image:  ## Build the image with docker or podman: IMAGE=REGISTRY/vcuda-quota:0.1.0, and PUSH=yes to push it
-	@engine=$$(command -v docker || command -v podman) || { echo 'make image needs docker or podman, and finds neither' >&2; exit 1; }; \
-	"$$engine" build --tag "$(IMAGE_OR_OURS)" . $(if $(PUSH),&& "$$engine" push "$(IMAGE_OR_OURS)")
+image:  ## Build the image with docker, podman or buildah: IMAGE=REGISTRY/vcuda-quota:0.1.0, and PUSH=yes to push it
+	@engine=$$(command -v docker || command -v podman || command -v buildah) || { echo 'make image needs docker, podman or buildah. Install one of them, for example: apt-get install buildah' >&2; exit 1; }; \
+	"$$engine" build $(if $(BASE),--build-arg "BASE=$(BASE)") --tag "$(IMAGE_OR_OURS)" . $(if $(PUSH),&& "$$engine" push "$(IMAGE_OR_OURS)")
+
+image-tar: $(VENV)/installed  ## Build the image with buildah into build/image.tar, and test it (needs root); BASE=IMAGE for another base than Debian's Python
+	$(BIN)/python -m tools.image $(if $(BASE),--base "$(BASE)")
+	$(BIN)/pytest tests/image
 
 $(VENV)/release-installed: setup.cfg $(VENV)/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[release]'

@@ -1,6 +1,6 @@
-"""`make image` builds the image with docker, or with podman if docker is not installed.
+"""`make image` builds the image with the first of docker, podman and buildah that is installed.
 
-If neither is installed, it prints one line that says so.
+If none is installed, it prints one line that says what to install.
 """
 
 import os
@@ -18,7 +18,7 @@ IMAGE = "registry.example/vcuda-quota:1.2.3"
 
 
 def make(directory: Path, *arguments: str, engines: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run `make image` with a PATH that has only make, a shell and these engines (docker, podman).
+    """Run `make image` with a PATH that has only make, a shell and these engines.
 
     Each engine is a script that logs its arguments. The variable MAKELEVEL is removed, because with it the messages of
     make begin with `make[1]`.
@@ -35,13 +35,20 @@ def make(directory: Path, *arguments: str, engines: tuple[str, ...] = ()) -> sub
     return subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, check=False, timeout=30)
 
 
-@pytest.mark.parametrize(
-    ("engines", "used"), [(("docker", "podman"), "docker"), (("docker",), "docker"), (("podman",), "podman")]
-)
+ENGINES = ("docker", "podman", "buildah")
+
+
+@pytest.mark.parametrize(("engines", "used"), [(ENGINES[first:], used) for first, used in enumerate(ENGINES)])
 def test_the_image_is_built_by_the_engine_that_is_there(tmp_path: Path, engines: tuple[str, ...], used: str) -> None:
     done = make(tmp_path, f"IMAGE={IMAGE}", engines=engines)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "log").read_text() == f"{used} build --tag {IMAGE} .\n"
+
+
+def test_a_base_that_is_named_replaces_the_base_of_the_dockerfile(tmp_path: Path) -> None:
+    make(tmp_path, f"IMAGE={IMAGE}", "BASE=mirror.example/python:3.11", engines=("docker",))
+    arguments = f"build --build-arg BASE=mirror.example/python:3.11 --tag {IMAGE} ."
+    assert (tmp_path / "log").read_text() == f"docker {arguments}\n"
 
 
 def test_the_commands_of_the_page_build_and_push_the_image_that_the_chart_then_names(tmp_path: Path) -> None:
@@ -59,8 +66,9 @@ def test_the_commands_of_the_page_build_and_push_the_image_that_the_chart_then_n
         assert (f"--set image.repository={repository}\n" in page, tag) == (True, __version__)
 
 
-def test_without_an_engine_one_line_says_so(tmp_path: Path) -> None:
+def test_without_an_engine_one_line_says_what_to_install(tmp_path: Path) -> None:
     done = make(tmp_path)
     told, _, of_make = done.stderr.partition("\n")
-    assert (done.returncode, told) == (2, "make image needs docker or podman, and finds neither")
+    wanted = "make image needs docker, podman or buildah. Install one of them, for example: apt-get install buildah"
+    assert (done.returncode, told) == (2, wanted)
     assert of_make.startswith("make: *** ")
