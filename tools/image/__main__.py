@@ -54,7 +54,7 @@ def home_of_pip() -> Iterator[Path]:
             shutil.copy(settings["cert"], home / "ca.crt")
             settings["cert"] = "/root/ca.crt"
         (home / ".pip").mkdir()
-        lines = "".join(f"{name} = {value}\n" for name, value in settings.items())
+        lines = "".join(f"{name} = {' '.join(value.splitlines())}\n" for name, value in settings.items())
         (home / ".pip" / "pip.conf").write_text(f"[global]\n{lines}", encoding="utf-8")
         yield home
 
@@ -96,7 +96,7 @@ def write_archive(image: str, archive: Path) -> None:
 def main(base: str | None, image: str, output: Path) -> None:
     """Build the image with buildah, and write it into an archive. Nothing is pulled unless --base names a registry."""
     if os.getuid() != 0:
-        raise click.ClickException("needs root, to make a base image. As another user, run make image")
+        raise click.ClickException("make image-tar must run as root. Other users run make image")
     try:
         with alone():
             base = base or base_image(suite())
