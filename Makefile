@@ -16,6 +16,7 @@ SECONDS ?=
 # Until an image is published, there is only the one that `make image` builds.
 IMAGE_OR_OURS = $(or $(IMAGE),vcuda-quota:0.1.0)
 ASSETS = assets=$$(tests/e2e/build-control-plane $(K8S)) && KUBEBUILDER_ASSETS=$$assets
+KUSTOMIZE = kustomize=$$(tests/e2e/build-tools kustomize) && PATH=$$kustomize:$$PATH
 
 .PHONY: help demo playground test fuzz e2e chaos operators reread bench scale screenshots reference chart install-yaml lock image image-tar release docs lint format clean
 
@@ -73,10 +74,10 @@ $(VENV)/docs-installed: setup.cfg $(VENV)/installed
 
 chart: $(VENV)/installed  ## Write the templates of the Helm chart from the kustomize base and components
 	$(BIN)/python -m tools.policies
-	$(ASSETS) $(BIN)/python -m tools.chart
+	$(KUSTOMIZE) $(BIN)/python -m tools.chart
 
 install-yaml: $(VENV)/installed  ## Write build/install.yaml for `kubectl apply -f`; IMAGE=REGISTRY/vcuda-quota:TAG, and COMPONENTS="hami cert-manager" or NAMES="--system-namespace=gpu" for more
-	$(ASSETS) $(BIN)/python -m tools.install_yaml --image $(IMAGE_OR_OURS) $(addprefix --component ,$(COMPONENTS)) $(NAMES) --output build/install.yaml
+	$(KUSTOMIZE) $(BIN)/python -m tools.install_yaml --image $(IMAGE_OR_OURS) $(addprefix --component ,$(COMPONENTS)) $(NAMES) --output build/install.yaml
 
 $(VENV)/lock-installed: setup.cfg $(VENV)/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[lock]'
@@ -102,7 +103,7 @@ $(VENV)/release-installed: setup.cfg $(VENV)/installed
 	touch $@
 
 release: $(VENV)/release-installed  ## Write the files of a release into dist: VERSION=0.1.0 IMAGE=REGISTRY/vcuda-quota:0.1.0
-	$(ASSETS) $(BIN)/python -m tools.release --version "$(VERSION)" --image $(or $(IMAGE),vcuda-quota:$(VERSION))
+	$(KUSTOMIZE) $(BIN)/python -m tools.release --version "$(VERSION)" --image $(or $(IMAGE),vcuda-quota:$(VERSION))
 
 docs: $(VENV)/docs-installed  ## Build the documentation as a static site in build/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

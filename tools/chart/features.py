@@ -1,6 +1,5 @@
 """Maps kustomize components to the Helm chart's values that enable them, and renders the base with components."""
 
-import functools
 import os
 import shutil
 import subprocess
@@ -52,10 +51,10 @@ def identity_of(found: Json) -> Identity:
 
 
 def render(*components: str, manifests: Path = MANIFESTS) -> Objects:
-    """Return the objects that ``kubectl kustomize`` prints for the kustomize base with ``components`` enabled.
+    """Return the objects that kustomize prints for the kustomize base with ``components`` enabled.
 
-    ``manifests``: the directory of the base and the components. Raises FileNotFoundError if kubectl is neither in
-    KUBEBUILDER_ASSETS nor on PATH, and subprocess.CalledProcessError if kustomize fails.
+    ``manifests``: the directory of the base and the components. Raises FileNotFoundError if neither kustomize nor
+    kubectl is installed, and subprocess.CalledProcessError if kustomize fails.
     """
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory) / "manifests"
@@ -64,18 +63,20 @@ def render(*components: str, manifests: Path = MANIFESTS) -> Objects:
         target.mkdir()
         whole = {"resources": ["../base"], "components": [f"../components/{name}" for name in components]}
         (target / "kustomization.yaml").write_text(yaml.safe_dump(whole), encoding="utf-8")
-        command = (_kubectl(), "kustomize", str(target))
+        command = (*_kustomize(), str(target))
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     found = (each for each in yaml.safe_load_all(done.stdout) if each)
     return {identity_of(each): each for each in found}
 
 
-@functools.cache
-def _kubectl() -> str:
+def _kustomize() -> tuple[str, str]:
+    """Return the command that renders a directory: kustomize, or the kustomize that kubectl contains."""
+    if found := shutil.which("kustomize"):
+        return found, "build"
     assets = os.environ.get("KUBEBUILDER_ASSETS")
-    found = shutil.which("kubectl", path=assets) or shutil.which("kubectl")
-    if found is None:
-        raise FileNotFoundError(
-            "kubectl was not found. Put kubectl on PATH, or set KUBEBUILDER_ASSETS to its directory"
-        )
-    return found
+    if found := shutil.which("kubectl", path=assets) or shutil.which("kubectl"):
+        return found, "kustomize"
+    raise FileNotFoundError(
+        "kustomize was not found. Put kustomize or kubectl on PATH, for example the kustomize of"
+        " `tests/e2e/build-tools kustomize`"
+    )
