@@ -29,7 +29,7 @@ from vcuda.placement.nodes import Nodes
 from vcuda.placement.registers import Registers, read_registers
 from vcuda.quota.model import CORES_PER_CARD, Cores, total
 from vcuda.requests.config import QuotaConfig, parse_config
-from vcuda.requests.resources import PLAIN_CARDS, CardWorth, GpuResources, ProductRow
+from vcuda.requests.resources import PLAIN_CARDS, GpuResources, ProductRow
 
 T = TypeVar("T")
 
@@ -163,7 +163,7 @@ def _row(seen: _Seen, known: GpuResources, used: Cores) -> GpuNode:
     found, named = seen.found, known.models
     counts = found.model(named)
     row = named.rows.get(counts, ProductRow())
-    cards = _cards(seen, known, counts)
+    cards = found.cards(seen.facts, known)
     alive = [each for each in known.schemes if is_alive(each, seen.facts, seen.registers)]
     is_plain = seen.facts.offered.get(PLAIN_CARDS) and all(each.count != PLAIN_CARDS for each in alive)
     served_by = [*(each.name for each in alive), *([PLAIN_CARDS] if is_plain else [])]
@@ -178,19 +178,6 @@ def _row(seen: _Seen, known: GpuResources, used: Cores) -> GpuNode:
         tuple(found.doubts.values()),
         seen.state.takes_pods,
     )
-
-
-def _cards(seen: _Seen, known: GpuResources, model: str) -> float | None:
-    for source in seen.found.seen[:1]:
-        if number := sum(source.cards.values()):
-            return number
-    offered = seen.facts.offered
-    for scheme in known.schemes:
-        if cores := offered.get(scheme.cores):
-            return cores / CORES_PER_CARD
-    if PLAIN_CARDS not in offered:
-        return None
-    return offered[PLAIN_CARDS] * known.models.worths.get(model, CardWorth()).cores / CORES_PER_CARD
 
 
 def _used(

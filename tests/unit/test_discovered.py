@@ -1,5 +1,6 @@
 """Tests of which source determines the GPU model of a node, when it is in doubt, and who wrote the label."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -31,7 +32,7 @@ from vcuda.discovery.sources import DISCOVERED, MAX_RECORD, SOURCES, outdated_re
 from vcuda.k8s_types import Node
 from vcuda.placement.registers import read_registers
 from vcuda.quota.model import Charge
-from vcuda.requests.resources import BUILT_IN, NO_ROWS
+from vcuda.requests.resources import BUILT_IN, NO_ROWS, GpuResources
 from vcuda.requests.schemes import HAMI, SCHEMES
 
 M40_PRODUCT = "NVIDIA-Tesla-M40-24GB"
@@ -68,6 +69,51 @@ def test_the_strongest_live_source_determines_the_model(
     manifest: Manifest, slices: list[ResourceSlice], expected: tuple[str, str] | None
 ) -> None:
     assert wanted(found_on(manifest, slices)) == expected
+
+
+UNREADABLE = {"annotations": {str(HAMI.register): "[no"}, "allocatable": {"nvidia.com/gpu": "20"}}
+MIG = node({**features(A100_PRODUCT, count="8"), "allocatable": {"nvidia.com/mig-1g.5gb": "56"}})
+SHARED = known_by("{T4-shared: {products: [Tesla-T4-*], cards: 0.25}}")
+
+
+@cases(
+    "manifest, slices, cards",
+    gpu_manager=(node({"allocatable": {"tencent.com/vcuda-core": "800"}}), [], 8),
+    a_fork_of_gpu_manager=(node({"allocatable": {"nvidia.com/vcuda-core": "250"}}), [], 2.5),
+    vgpu_manager=(node(vgpu_manager(T4, T4)), [], 2),
+    HAMi_by_its_register=(node(hami(A100, A100, offered="20")), [], 2),
+    HAMi_unreadable=(
+        node({"annotations": {str(HAMI.register): "[no"}, "allocatable": {"nvidia.com/gpu": "20"}}),
+        [],
+        None,
+    ),
+    NVIDIAs_own_plugin=(node({"allocatable": {"nvidia.com/gpu": "4"}}), [], 4),
+    one_of_two_plugins_offers_nothing=(
+        node({"allocatable": {"tencent.com/vcuda-core": "0", "nvidia.com/gpu": "1"}}),
+        [],
+        1,
+    ),
+    MIG_devices=(MIG, [], 8),
+    a_DRA_driver=(node(), [CARD], 1),
+    only_a_number_of_vGPUs=(node({"allocatable": {"nvidia.com/vgpu-number": "40"}}), [], None),
+    none=(node({"allocatable": {"cpu": "64"}}), [], None),
+)
+def test_the_cards_of_a_node_are_counted_by_its_strongest_source_or_its_resources(
+    manifest: Manifest, slices: list[ResourceSlice], cards: float | None
+) -> None:
+    assert cards_on(manifest, slices) == cards
+
+
+def test_devices_that_are_parts_of_cards_are_counted_as_parts() -> None:
+    """With NVIDIA's own device plugin, a device may be a part of a card, here a quarter."""
+    for model, cards in (("T4-shared", 1), ("T4", 4)):
+        assert cards_on(node(labelled(model), {"allocatable": {"nvidia.com/gpu": "4"}}), known=SHARED) == cards
+
+
+def cards_on(manifest: Manifest, slices: Iterable[ResourceSlice] = (), known: GpuResources = BUILT_IN) -> float | None:
+    read = msgspec.convert(manifest, Node)
+    facts = read_facts(read, known, read_registers(read.annotations, lambda *_: None))
+    return found_on(manifest, slices, known).cards(facts, known)
 
 
 HANDSHAKE, REGISTER = str(HAMI.handshake), str(HAMI.register)

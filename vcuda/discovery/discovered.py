@@ -14,8 +14,9 @@ from vcuda.discovery.names import MAX_NAMES, model_of, normalise
 from vcuda.discovery.sources import DriverCards, NodeFacts, SourceCards
 from vcuda.placement.card_types import is_named
 from vcuda.placement.registers import Registers
+from vcuda.quota.terms import CORES_PER_CARD
 from vcuda.quota.values import listed
-from vcuda.requests.resources import BUILT_IN, CardModels, GpuResources
+from vcuda.requests.resources import BUILT_IN, PLAIN_CARDS, CardModels, CardWorth, GpuResources
 
 _FROM = " from "
 _DISPLAY = {
@@ -87,6 +88,19 @@ class Found(msgspec.Struct, frozen=True):
     def model(self, named: CardModels) -> str:
         """Return the model by which the quota counts the node; empty if there is none."""
         return named.model_of(self.label) if self.label else ""
+
+    def cards(self, facts: NodeFacts, known: GpuResources) -> float | None:
+        """Return the number of the node's cards; None if it is unknown."""
+        if self.seen and (listed := sum(self.seen[0].cards.values())):
+            return listed
+        for scheme in known.schemes:
+            if cores := facts.offered.get(scheme.cores):
+                return cores / CORES_PER_CARD
+        # If a register cannot be read, the plain resource may count parts of cards.
+        if PLAIN_CARDS not in facts.offered or facts.malformed:
+            return None
+        worth = known.models.worths.get(self.model(known.models), CardWorth())
+        return facts.offered[PLAIN_CARDS] * worth.cores / CORES_PER_CARD
 
     def is_missing(self) -> bool:
         return self.label is None and self.wanted is not None
