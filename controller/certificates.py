@@ -1,7 +1,8 @@
 """Checks that the webhook's serving certificate is renewed in time. `vcuda-certs` renews the certificate.
 
-Every few minutes the controller connects to the endpoints of the webhook's Service and reads the certificate that they
-present. So the controller needs no access to Secrets, and reads the certificate that the API server gets.
+The controller lists the endpoints of the webhook's Service every few seconds. Every few minutes it connects to each
+endpoint and reads the certificate that the endpoint presents. So the controller needs no access to Secrets, and reads
+the certificate that the API server gets.
 """
 
 import datetime
@@ -19,7 +20,8 @@ from vcuda import errors, k8s_types, tls
 from vcuda.k8s_types import Decoder
 from vcuda.kube import Event, InvolvedObject, Kube, objects, post_event, segment
 
-INTERVAL_SECONDS = 300.0  # Seconds between two checks of the webhook's certificates.
+LOOK_SECONDS = 5.0  # Seconds between two LISTs of the webhook's endpoints.
+INTERVAL = datetime.timedelta(minutes=5)  # The time between two reads of one endpoint's certificate.
 MAX_DIALS_AT_ONCE = 8
 PORT_NAME = "https"
 REASON = "CertificateNotRenewed"
@@ -36,18 +38,19 @@ class ServedCertificate(msgspec.Struct, frozen=True):
 
 
 class CertificateWatch(Collector):
-    """Checks the certificates of a Service's endpoints every five minutes, and collects the metric of their expiry."""
+    """Reads the certificates of a Service's endpoints every five minutes, and collects the metric of their expiry."""
 
     def __init__(self, kube: Kube, namespace: str, service: str) -> None:
         self._kube = kube
         self._namespace = namespace
         self._service = service
         self._shown: Sequence[ServedCertificate] | None = None
+        self._read: dict[str, tuple[datetime.datetime, ServedCertificate]] = {}
         self._fault = ""
         self._log = structlog.get_logger().bind(service=f"{namespace}/{service}")
 
     def shown(self) -> Sequence[ServedCertificate] | None:
-        """Return the certificate that each ready endpoint presented at the last check; None before the first check."""
+        """Return the certificate that each ready endpoint presented last; None before the first check."""
         return self._shown
 
     def collect(self) -> Iterable[Metric]:
@@ -64,22 +67,28 @@ class CertificateWatch(Collector):
     def run(self, stop: threading.Event) -> None:
         while True:
             self._look_safely()
-            if stop.wait(INTERVAL_SECONDS):
+            if stop.wait(LOOK_SECONDS):
                 return
 
     def check(self, now: datetime.datetime) -> None:
-        """Read the certificate of every ready endpoint. Write an Event about each certificate whose renewal is overdue.
+        """Read the certificates of new endpoints, and of those that were not read for `INTERVAL`.
 
-        The Event refers to the webhook's Service. Raises VcudaError if a request to the API server fails.
+        Write an Event about each of these certificates whose renewal is overdue. The Event refers to the webhook's
+        Service. Raises VcudaError if a request to the API server fails.
         """
         endpoints = objects.service_addresses(self._kube, self._namespace, self._service, PORT_NAME)
         addresses = [address for address, ready in endpoints.items() if ready]
+        known = {address: self._read[address] for address in addresses if address in self._read}
+        recent = {address: each for address, each in known.items() if not each[1].fault and now - each[0] < INTERVAL}
+        due = [address for address in addresses if address not in recent]
         # The endpoints are dialled in parallel, so that an endpoint without an answer does not delay all others by the
         # whole timeout.
         with ThreadPoolExecutor(MAX_DIALS_AT_ONCE) as pool:
             name = f"{self._service}.{self._namespace}.svc"
-            self._shown = tuple(pool.map(lambda address: dial(address, name), addresses))
-        for late in {one.fingerprint: one for one in self._shown if is_late(one, now)}.values():
+            fresh = tuple(pool.map(lambda address: dial(address, name), due))
+        self._read = recent | {one.address: (now, one) for one in fresh}
+        self._shown = tuple(self._read[address][1] for address in addresses)
+        for late in {one.fingerprint: one for one in fresh if is_late(one, now)}.values():
             self._report(late, now)
 
     def _look_safely(self) -> None:

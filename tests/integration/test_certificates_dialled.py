@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from certs.cluster import dial, dial_all
 from controller.certificates import (
+    INTERVAL,
     REASON,
     CertificateWatch,
     ServedCertificate,
@@ -121,6 +122,21 @@ def test_the_controller_exports_when_each_endpoints_certificate_ends(tmp_path: P
     assert events(api) == []
 
 
+def test_the_controller_shows_new_endpoints_at_once_and_forgets_those_that_are_gone(tmp_path: Path) -> None:
+    """Each certificate is read again after a few minutes. The endpoints are listed every few seconds."""
+    api = ApiDouble()
+    with serving(tmp_path) as first, serving(tmp_path) as second:
+        watch = watched(api, first.address)
+        watch.check(NOW)
+        store_slice(api, "vcuda-webhook-0", "vcuda-webhook", second.address)
+        watch.check(NOW + timedelta(seconds=5))
+        assert [one.address for one in watch.shown() or ()] == [second.address]
+    watch.check(NOW + timedelta(minutes=5))
+    assert [bool(one.fault) for one in watch.shown() or ()] == [False], "it was not read again"
+    watch.check(NOW + timedelta(seconds=5) + INTERVAL)
+    assert [bool(one.fault) for one in watch.shown() or ()] == [True]
+
+
 @pytest.mark.parametrize(
     ("days", "told"),
     [(91, "was not renewed and expired at"), (62, "was not renewed and expires at")],
@@ -146,7 +162,7 @@ def test_a_leaf_that_was_not_renewed_is_reported_once_a_day_on_the_service(
 
 def test_the_watch_continues_after_a_failed_check_and_logs_each_fault_once(monkeypatch: pytest.MonkeyPatch) -> None:
     api, stop = ApiDouble(), threading.Event()
-    monkeypatch.setattr("controller.certificates.INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("controller.certificates.LOOK_SECONDS", 0.0)
     watch = CertificateWatch(api.kube, "vcuda-quota", "vcuda-webhook")
     looks: list[Delivery] = [*[lost_request] * 2, *[lambda *_: b'[{"endpoints": 3}]'] * 2, *[delivered] * 2]
 
