@@ -20,8 +20,7 @@ from controller.extender import service
 from controller.garbage import stale_gc
 from controller.garbage.node.cli import node
 from controller.settle import charge_ages
-from controller.ui.leading import SERVICE, UsagePage, advertising, showing
-from controller.ui.page import Links
+from controller.ui.leading import SERVICE, LeaderSource, UsagePage, advertising
 from controller.uninstall import Uninstall
 from controller.violations import violation_watcher
 from vcuda import __version__, cli, errors, logs, tls
@@ -273,8 +272,9 @@ def run(
     lease = (system_namespace, "vcuda-controller")
     elector = Elector(kube, lease, own_name, timing=LeaseTiming.of(lease_seconds), wait=stop.wait)
     metrics.register_leading(registry, lambda: elector.is_leading)
-    page = UsagePage(lambda: elector.holder, ui_hosts, Links(ui_docs_url, ui_grafana_url))
-    contexts = [_serve_page(ui_address, page, kube, labels, leader)]
+    page = UsagePage(lambda: elector.holder, ui_hosts)
+    source = LeaderSource(kube, leader, ui_docs_url, ui_grafana_url)
+    contexts = [_serve_page(ui_address, page, source, leader)]
     if ui_advertise:
         contexts.append(lambda: advertising(kube, system_namespace, ui_advertise))
     sys.exit(_lead(elector, leader, status_address, registry, contexts))
@@ -314,7 +314,7 @@ def run_uninstall(*, kubeconfig: Path | None, ledger_namespace: str, timeout: in
 
 
 def _serve_page(
-    address: Address | None, page: UsagePage, kube: Kube, labels: NodeLabels, leader: manager.Leader
+    address: Address | None, page: UsagePage, source: LeaderSource, leader: manager.Leader
 ) -> Callable[[], AbstractContextManager[None]]:
     """Serve the usage page if ``address`` is given. It shows data in the context that the returned function makes."""
     if address is None:
@@ -322,7 +322,7 @@ def _serve_page(
     with cli.listening_for("--ui-address", address):
         server = page.serve(address)
     structlog.get_logger().info("serving the usage page", port=server.port)
-    return lambda: showing(page, kube, labels, leader)
+    return lambda: page.showing(source.documents(), lambda: leader.synced)
 
 
 def _lead(

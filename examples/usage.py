@@ -5,9 +5,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from controller.certificates import ServedCertificate
 from controller.refusals import ReportedObject
-from controller.ui.model import HolderRow
-from controller.ui.snapshot import Certificate, ModelCards, Source
+from controller.ui.document import Document, Documents, Holder, ModelCards
+from controller.ui.events import by_turns
+from controller.ui.leading import without_pods
 from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
 
 NOW = datetime.datetime(2026, 3, 4, 12, tzinfo=datetime.UTC)
@@ -42,27 +44,27 @@ class Sample:
     """The data that a usage page shows. A test can change it between two renderings of the page."""
 
     uses: dict[str, NamespaceUse] = field(default_factory=dict)
-    pods: dict[str, Sequence[HolderRow]] = field(default_factory=dict)
-    cluster: Sequence[ModelCards] = ()
-    refusals: Sequence[ReportedObject] | None = ()
+    holders: dict[str, Sequence[Holder]] = field(default_factory=dict)
+    models: Sequence[ModelCards] = ()
+    rejections: Sequence[ReportedObject] | None = ()
     removals: Sequence[ReportedObject] | None = None
-    certificates: Sequence[Certificate] | None = None
-    findings: Sequence[ReportedObject] | None = None
+    certificates: Sequence[ServedCertificate] | None = None
+    beyond: Sequence[ReportedObject] = ()
+    docs: str = ""
+    grafana: str = ""
 
     def report(self, *uses: NamespaceUse) -> None:
-        """Replace the usage reports of these namespaces. The old mapping stays unchanged, as in the controller."""
+        """Replace the usage reports of these namespaces."""
         self.uses = {**self.uses, **{use.namespace: use for use in uses}}
 
-    def source(self) -> Source:
-        return Source(
-            uses=lambda: self.uses,
-            pods=lambda namespace: self.pods.get(namespace, ()),
-            cluster=lambda: self.cluster,
-            refusals=lambda: self.refusals,
-            removals=lambda: self.removals,
-            certificates=lambda: self.certificates,
-            findings=lambda: self.findings,
-        )
+    def document(self) -> Document:
+        uses = [without_pods(use) for _, use in sorted(self.uses.items())]
+        rejections = None if self.rejections is None else by_turns(self.rejections)
+        lists = (rejections, self.removals, self.certificates, self.beyond)
+        return Document(uses, self.models, *lists, self.docs, self.grafana)
+
+    def documents(self, now: datetime.datetime = NOW) -> Documents:
+        return Documents(self.document, lambda name: self.holders.get(name, ()), now=lambda: now)
 
 
 def company() -> Sample:
@@ -86,20 +88,20 @@ def company() -> Sample:
         namespace_use("speech-research", model_use("A100-80G", 8, 8), model_use("M40", 10, 2)),
         namespace_use("video-upscale", model_use("T4", 30, 21), model_use("M40", 6, 5.5), mode="audit"),
     )
-    sample.cluster = (
-        ModelCards("A100-80G", 64, 49.5, 68, 1.5),
-        ModelCards("M40", 40, 22.85, 50, 3.15),
-        ModelCards("T4", 160, 75.65, 126, 6.35),
+    sample.models = (
+        ModelCards("A100-80G", 64, 49.5, 68),
+        ModelCards("M40", 40, 22.85, 50),
+        ModelCards("T4", 160, 75.65, 126),
         ModelCards("V100", 96, 71, 96),
     )
-    sample.pods["notebooks"] = (
-        HolderRow("jupyter-anna-0", "T4", 50, 8192, "gpu-t4-03", ago(days=2)),
-        HolderRow("jupyter-bo-0", "T4", 25, 4096, "gpu-t4-03", ago(hours=5)),
-        HolderRow("jupyter-chen-0", "M40", 10, 2048, "gpu-m40-1", ago(minutes=42)),
-        HolderRow("lab-7", None, 100, 0, "", ago(days=9)),
-        HolderRow("sweep-4xq2m", "T4", 400, 0, "gpu-t4-08", ago(hours=19)),
-        HolderRow("sweep-9kd7c", "T4", 400, 0, "gpu-t4-11", ago(hours=19)),
-        HolderRow("sweep-zz81p", "T4", 25, 4096, "", ago(seconds=8)),
+    sample.holders["notebooks"] = (
+        Holder("pod", "jupyter-anna-0", "T4", 0.5, 8192, "gpu-t4-03", ago(days=2)),
+        Holder("pod", "jupyter-bo-0", "T4", 0.25, 4096, "gpu-t4-03", ago(hours=5)),
+        Holder("pod", "jupyter-chen-0", "M40", 0.1, 2048, "gpu-m40-1", ago(minutes=42)),
+        Holder("pod", "lab-7", None, 1, 0, "", ago(days=9)),
+        Holder("pod", "sweep-4xq2m", "T4", 4, 0, "gpu-t4-08", ago(hours=19)),
+        Holder("pod", "sweep-9kd7c", "T4", 4, 0, "gpu-t4-11", ago(hours=19)),
+        Holder("pod", "sweep-zz81p", "T4", 0.25, 4096, "", ago(seconds=8)),
     )
     t4 = "requested: 2 cards, used: 16 (0 pending), limited: 16, 2 more needed"
     a100 = "requested: 1 card, used: 8 (0 pending), limited: 8, 1 more needed"
@@ -107,7 +109,7 @@ def company() -> Sample:
     cores = "spec.containers[0].resources.limits[tencent.com/vcuda-core]"
     odd = f"malformed GPU request: {cores}: 150 is more than one card but not whole cards; write 100 or 200"
     full = f"exceeded quota: T4 in namespace asr-batch, {t4}"
-    sample.refusals = (
+    sample.rejections = (
         ReportedObject("asr-batch", "Job", "transcode-0304", full, ago(seconds=50), 3),
         ReportedObject("speech-research", "ReplicaSet", "whisper-eval-6d9f8b7c4", over, ago(minutes=11), 9),
         ReportedObject("fraud", "ReplicaSet", "scorer-58c4d9", odd, ago(minutes=34)),
@@ -119,8 +121,8 @@ def company() -> Sample:
         ReportedObject("", "Node", "gpu-m40-1", lock, ago(minutes=48)),
     )
     sample.certificates = (
-        Certificate("serving certificate of the webhook", "2026-05-29T00:00:00Z"),
-        Certificate("its CA", "2035-12-30T00:00:00Z"),
+        ServedCertificate("10.0.0.7:8443", end=NOW + datetime.timedelta(days=85, hours=12)),
+        ServedCertificate("10.0.0.8:8443", end=NOW + datetime.timedelta(days=85, hours=12)),
     )
     return sample
 
@@ -134,7 +136,7 @@ def crowd(namespaces: int = 500, models: int = 8) -> Sample:
     used = dict.fromkeys(names, 0.0)
     for use in (use for report in sample.uses.values() for use in report.models):
         used[use.model] += use.used
-    sample.cluster = tuple(ModelCards(name, 4096, round(used[name], 2), 8.0 * namespaces) for name in names)
+    sample.models = tuple(ModelCards(name, 4096, round(used[name], 2), 8.0 * namespaces) for name in names)
     return sample
 
 

@@ -216,7 +216,7 @@ class ApiDouble(Handle):
     def list_pages(
         self, path: str, params: Params | None = None, _limit: int = 500, timeout: float = 30, **_bounds: object
     ) -> Iterator[Page]:
-        """Yield one page: the objects in a collection that match labelSelector and fieldSelector (name or phase)."""
+        """Yield one page: the objects that match labelSelector and fieldSelector (name, phase, or reason if any)."""
         selector = str((params or {}).get("labelSelector", ""))
         field, _, value = str((params or {}).get("fieldSelector", "")).partition("=")
         part, name = field.split(".") if field in ("metadata.name", "status.phase") else ("metadata", "")
@@ -227,7 +227,9 @@ class ApiDouble(Handle):
                 [
                     each
                     for each in found
-                    if _selects(selector, each) and (not name or each.get(part, {}).get(name) == value)
+                    if _selects(selector, each)
+                    and (not name or each.get(part, {}).get(name) == value)
+                    and (field != "reason" or each.get("reason", value) == value)
                 ]
             ).encode()
 

@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.waiting import PATIENT
 
 PROGRAM = shutil.which("chromium")
 
@@ -85,6 +87,8 @@ BORDER = (
 def browsing() -> Iterator[Browser]:
     if PROGRAM is None:
         pytest.skip("no chromium on PATH: apt-get install chromium")
+    # The page requests its figures every few seconds, so a change may need longer than Playwright's 5 s.
+    expect.set_options(timeout=PATIENT * 1000)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=PROGRAM, args=["--no-sandbox"])
         try:

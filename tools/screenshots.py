@@ -8,10 +8,8 @@ from typing import Any
 
 from playwright.sync_api import Browser, sync_playwright
 
+from controller.httpd import Server
 from controller.ui.app import create_app
-from controller.ui.feed import Feed
-from controller.ui.leading import serve
-from controller.ui.page import Links, Views
 from examples.usage import NOW, company
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -21,10 +19,10 @@ WIDE, NARROW = 1280, 390
 
 def main() -> None:
     """Write docs/usage-page-*.png."""
-    views = Views(lambda: NOW, Links("https://docs.example.com", "https://grafana.example.com"))
-    feed = Feed(company().source(), views)
-    feed.start()
-    server = serve(("127.0.0.1", 0), create_app(lambda: feed, views))
+    sample = company()
+    sample.docs, sample.grafana = "https://docs.example.com", "https://grafana.example.com"
+    documents = sample.documents()
+    server = Server(("127.0.0.1", 0), create_app(lambda: documents), threads=4).in_threads()
     url = f"http://127.0.0.1:{server.port}/"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])

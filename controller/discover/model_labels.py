@@ -47,11 +47,16 @@ _NODE = Decoder(k8s_types.Node)
 
 
 class NodeState(msgspec.Struct, frozen=True):
-    """The state of one node for the metrics: the source of its model label, and the doubts about its GPU model."""
+    """The state of one node for the metrics and the usage page."""
 
     source: str
     """The source of the model label: ``label`` if an operator wrote it; empty if the node has no model label."""
     doubts: frozenset[Doubt]
+    """The reasons to doubt the node's GPU model."""
+    model: str
+    """The GPU model by which the quota counts the node; empty if there is none."""
+    cards: float | None
+    """The number of the node's cards; None if it is unknown."""
 
 
 class ModelLabels:
@@ -119,6 +124,14 @@ class ModelLabels:
         by_source = Counter(state.source for state in states if state.source)
         return by_source, Counter(doubt for state in states for doubt in state.doubts)
 
+    def cards(self) -> Mapping[str, float | None]:
+        """Return the number of cards of each GPU model; None for a model if it is unknown for one of its nodes."""
+        found: dict[str, list[float | None]] = {}
+        for state in self._states.copy().values():
+            if state.model:
+                found.setdefault(state.model, []).append(state.cards)
+        return {model: None if None in counts else sum(filter(None, counts)) for model, counts in found.items()}
+
     def _reconcile(self, name: str) -> float | None:
         if name == ALL:
             self._add_changed()
@@ -140,7 +153,12 @@ class ModelLabels:
         doubts = {**found.doubts, **({Doubt.HELD: held} if held else {})}
         if delay is not None and found.label is None:
             doubts.pop(Doubt.NO_MODEL, None)  # a source may still appear
-        self._states[name] = NodeState(found.source if found.label else "", frozenset(doubts))
+        self._states[name] = NodeState(
+            found.source if found.label else "",
+            frozenset(doubts),
+            found.model(known.models),
+            found.cards(node.facts, known),
+        )
         renewal = self._reports.report(node, doubts) if self._reports else None
         return min((each for each in (delay, renewal) if each is not None), default=None)
 

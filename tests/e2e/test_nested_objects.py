@@ -9,8 +9,8 @@ import pytest
 
 from controller.plugin.kubectl import Kubectl
 from controller.plugin.refused import read_refusals
-from controller.refusals import REASON, read_refusal
-from controller.ui.events import EventInformer
+from controller.refusals import REASON
+from controller.ui.events import ReportedEvents
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, administering
 from tests.e2e.dra import about, claim, request, served, template
@@ -18,8 +18,7 @@ from tests.e2e.installation import Installation, await_enforced, controlling, in
 from tests.e2e.ledgers import await_committed
 from tests.e2e.nested import nest
 from tests.integration.reviews import card_pod
-from tests.integration.rounds import running
-from tests.processes import ControllerProcess, eventually, serving
+from tests.processes import ControllerProcess, serving
 from tools.control_plane import running_control_plane
 from vcuda.claims.names import API_PATH
 from vcuda.kube import Kube
@@ -100,12 +99,13 @@ def test_nested_objects_stop_no_part_and_the_first_quota_of_their_namespace_take
 
 
 def test_the_page_and_the_plugin_list_the_refusals_next_to_a_nested_event(cluster: Cluster, kube: Kube) -> None:
-    page = EventInformer(kube, REASON, read_refusal)
+    page = ReportedEvents(kube)
     plugin = Kubectl((cluster.kubectl_program, f"--kubeconfig={cluster.kubeconfig}"))
-    with cluster.fresh_namespace() as namespace, running(page.reflector):
+    with cluster.fresh_namespace() as namespace:
         events = f"/api/v1/namespaces/{namespace}/events"
         for name in ("nested", "plain"):
             kube.post(events, msgspec.json.encode(event(namespace, name)))
         nest(kube, f"{events}/nested")
         assert {each.name for each in read_refusals(plugin, namespace)} == {"nested", "plain"}
-        eventually(lambda: {each.name for each in page.newest() or ()} == {"nested", "plain"})
+        page.read()
+        assert {"nested", "plain"} <= {each.name for each in page.current().rejections or ()}

@@ -76,9 +76,9 @@ def test_the_page_shows_the_creation_and_the_end_of_a_pod(cluster: Cluster, open
 def test_the_page_shows_a_rejected_deployment_with_the_reason(cluster: Cluster, opened: Tab, team: str) -> None:
     page = opened.page
     cluster.create(workload("Deployment", team, "greedy", pod=card_pod("", team, cards=5)))
-    refusals = page.get_by_role("region", name="Recent refusals").get_by_role("listitem").filter(has_text=team)
-    expect(refusals).to_have_count(1, timeout=SOON)
-    expect(refusals).to_contain_text("ReplicaSet greedy-")
-    expect(refusals).to_contain_text(f"larger than the GPU quota: M40 in namespace {team}, requested: 5 cards")
-    refusals.get_by_role("link", name=team).click()
+    rejections = page.get_by_role("region", name="Recent rejections").get_by_role("listitem").filter(has_text=team)
+    expect(rejections).to_have_count(1, timeout=SOON)
+    expect(rejections).to_contain_text("ReplicaSet greedy-")
+    expect(rejections).to_contain_text(f"larger than the GPU quota: M40 in namespace {team}, requested: 5 cards")
+    rejections.get_by_role("link", name=team).click()
     expect(page.get_by_text("requested: 5 cards")).to_be_visible()

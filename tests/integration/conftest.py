@@ -1,13 +1,18 @@
 """Fixtures for tests against servers with scripted answers, and for fuzz tests of the webhook."""
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser
 
+from examples.usage import Sample, company
 from tests.api_double import ApiDouble
+from tests.browser import Tab, browsing, tab
 from tests.integration.fuzzing import Target, under_fire
+from tests.integration.pages import Served, serve_page
 from tests.integration.scripted import Script, serving, write_kubeconfig
 from tests.rendered import BASE, Json, rendered
 from vcuda.kube import Kube
@@ -64,3 +69,32 @@ def directory(tmp_path: Path) -> Path:
 @pytest.fixture
 def base() -> list[Json]:
     return rendered(BASE)
+
+
+# Fixtures for tests that open the usage page in a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing() as running:
+        yield running
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Sample], Served]]:
+    monkeypatch.setattr("controller.ui.document.MIN_INTERVAL_SECONDS", 0.0)
+    with ExitStack() as teardown:
+        yield lambda sample: serve_page(sample, teardown)
+
+
+@pytest.fixture
+def leader(served: Callable[[Sample], Served]) -> Served:
+    return served(company())
+
+
+@pytest.fixture
+def opened(browser: Browser, leader: Served) -> Iterator[Tab]:
+    """A browser tab with a wide window. After the test, the tab is closed before the server of the page."""
+    assert leader.url
+    with tab(browser) as fresh:
+        yield fresh

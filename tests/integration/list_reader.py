@@ -14,9 +14,9 @@ from typing import Any
 from controller.claims import ClaimInformer
 from controller.garbage.node.pods import list_pods
 from controller.pods import PodInformer
-from controller.refusals import CLAIM_REASON, read_refusal
+from controller.refusals import CLAIM_REASON
 from controller.retry.refused import find_refused, refused_by_events
-from controller.ui.events import EventInformer
+from controller.ui.events import ReportedEvents
 from tests.builders import LABELS
 from tests.processes import memory
 from vcuda.kube import Kube, LedgerStore, Reflector
@@ -34,10 +34,9 @@ def relisted(reflector: Reflector[Any]) -> int:
 
 
 def events(kube: Kube) -> int:
-    informer = EventInformer(kube, CLAIM_REASON, read_refusal)
-    relisted(informer.reflector)
-    informer.reflector.synced.set()
-    return len(informer.newest() or ())
+    found = ReportedEvents(kube)
+    found.read()
+    return len(found.current().rejections or ())
 
 
 def claims(kube: Kube) -> ClaimInformer:
@@ -49,7 +48,7 @@ READERS: Mapping[str, Callable[[Kube], int]] = {
     "a count of claims": lambda kube: len(store(kube).stored_uids("team-a")),
     "the watch of pods": lambda kube: relisted(PodInformer(kube, LABELS, lambda _: None).reflector),
     "the watch of claims": lambda kube: relisted(claims(kube).reflector),
-    "the watch of Events": events,
+    "the Events of the page": events,
     "Events of refused pods": lambda kube: len(refused_by_events(kube, "team-a", CLAIM_REASON, ("Pod",))),
     "refused workloads": lambda kube: len(find_refused(kube, "team-a").owners),
     "the pods of a node": lambda kube: len(list_pods(kube, "node-1").uids),

@@ -5,18 +5,13 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from typing import IO, Any
+from typing import Any
 
 import pytest
 import structlog.testing
 from prometheus_client import CollectorRegistry
 
 from controller.httpd import MAX_CONNECTIONS, MAX_HEAD_BYTES, Server, serve_status
-from controller.ui.app import create_app
-from controller.ui.feed import Feed
-from controller.ui.leading import UsagePage
-from controller.ui.page import Views
-from examples.usage import NOW, Sample, company, model_use, namespace_use
 from tests.waiting import PATIENT
 
 SHORT = 0.3
@@ -246,83 +241,3 @@ def test_the_status_is_served_over_ipv4_and_ipv6(host: str) -> None:
     if ":" not in host:
         assert ask(server, b"GET /readyz HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 503 ")
     server.stop()
-
-
-# Tests of the server that serves the usage page
-
-
-Show = Callable[..., tuple[Server, Feed]]
-
-
-@pytest.fixture
-def showing(running: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
-    with ExitStack() as teardown:
-
-        def show(sample: Sample, **bounds: float) -> tuple[Server, Feed]:
-            for name, bound in bounds.items():
-                monkeypatch.setattr(f"controller.ui.feed.{name}", bound)
-            views = Views(lambda: NOW)
-            feed = Feed(sample.source(), views)
-            feed.start()
-            teardown.callback(feed.close)
-            return running(create_app(lambda: feed, views)), feed
-
-        yield show
-
-
-def listen(server: Server, since: str) -> socket.socket:
-    listener = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENT)
-    listener.sendall(f"GET /updates?since={since} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-    return listener
-
-
-def await_line(stream: IO[bytes], wanted: bytes) -> list[bytes]:
-    lines = []
-    while (line := stream.readline()) != wanted:
-        assert line, "the stream must have ended"
-        lines.append(line)
-    return lines
-
-
-def test_a_replica_is_a_standby_until_it_leads_and_has_listed_everything() -> None:
-    ready = [False]
-    page = UsagePage(lambda: "pod-7")
-    standby = "This replica of the controller is a standby. The leader is pod-7."
-    assert page.standing() == standby
-    page.show(Sample().source(), lambda: ready[0])
-    assert "still reading the cluster" in str(page.standing())
-    ready[0] = True
-    assert isinstance(page.standing(), Feed)
-    page.close()
-    assert page.standing() == standby
-
-
-def test_a_listener_gets_changes_and_frees_its_place_when_it_disconnects(showing: Show) -> None:
-    sample = Sample()
-    sample.report(namespace_use("team-a", model_use("M40", 8)))
-    server, feed = showing(sample, MIN_INTERVAL_SECONDS=0.05, HEARTBEAT_SECONDS=0.1, MAX_LISTENERS=1)
-    version = feed.picture().version
-    with listen(server, version) as listener, listener.makefile("rb") as stream:
-        assert b"Content-Type: text/event-stream\r\n" in await_line(stream, b"retry: 2000\n")
-        sample.report(namespace_use("team-a", model_use("M40", 8, 3)))
-        await_line(stream, b"event: change\n")
-        assert b"<b>3</b> of 8" in stream.readline()
-        assert ask(server, b"GET /updates HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 503 ")
-    status = b"HTTP/1.1 503 "
-    # Repeat until the server fails to send a heartbeat to the first listener, and so notices that this listener has
-    # left.
-    while status.startswith(b"HTTP/1.1 503 "):
-        with listen(server, version) as again, again.makefile("rb") as stream:
-            status = stream.readline()
-    assert status == b"HTTP/1.1 200 OK\r\n"
-
-
-def test_listeners_that_do_not_read_delay_neither_pages_nor_images(showing: Show) -> None:
-    sample = company()
-    server, _ = showing(sample, MIN_INTERVAL_SECONDS=0, HEARTBEAT_SECONDS=0.01)
-    with ExitStack() as lazy:
-        for _ in range(4):
-            lazy.enter_context(listen(server, "x")).setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-        for used in range(20):
-            sample.report(namespace_use("ci", model_use("T4", 40, used)))
-            assert f"<b>{used}</b> of 40".encode() in ask(server)

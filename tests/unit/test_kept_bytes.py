@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 import structlog
 
-from controller.refusals import CLAIM_REASON, read_refusal
+from controller.refusals import CLAIM_REASON
 from controller.retry.claim_retrier import ClaimRetrier
 from controller.retry.refused import (
     LONGEST_UID,
@@ -20,7 +20,7 @@ from controller.retry.refused import (
 )
 from controller.settle.labels import ENFORCED_LABEL, NamespaceLabels
 from controller.settle.publisher import Publisher
-from controller.ui.events import EventInformer
+from controller.ui.events import ReportedEvents
 from tests.api_double import ApiDouble
 from tests.builders import Manifest
 from tests.tables import cases
@@ -100,11 +100,10 @@ def test_a_message_of_a_megabyte_is_not_kept_by_the_page(api: ApiDouble) -> None
         store_event(api, f"{number}", kind="Pod", name=f"train-{number}")
         stored = api.objects[f"{EVENTS}/{number}"]
         stored["message"] = f"{OVER_QUOTA}: M40 in namespace team-a {LARGE}"
-    informer = EventInformer(api.kube, CLAIM_REASON, read_refusal)
+    events = ReportedEvents(api.kube)
     with keeping_at_most(100_000):
-        informer.reflector.relist()
-    informer.reflector.synced.set()
-    assert len(informer.newest() or ()) == 10
+        events.read()
+    assert len(events.current().rejections or ()) == 10
 
 
 # Tests of the memory that is kept for owners (the controllers of pods)

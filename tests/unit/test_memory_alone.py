@@ -6,7 +6,6 @@ import pytest
 from hypothesis import assume, given, strategies as st
 
 from controller.retry.retrier import FreeQuota
-from controller.ui.model import row_of
 from tests.builders import LABELS, container, pod, view
 from tests.tables import cases
 from vcuda.errors import QuotaFault
@@ -185,12 +184,6 @@ def test_a_report_omits_parts_without_a_limit() -> None:
         card_memory=80 * GIB,
     )
     assert use.memory_available == 40 * GIB - 5000
-
-
-def test_the_page_shows_the_use_of_memory() -> None:
-    row = row_of(used_of(Ledger({"A100": Charge(5000, 80 * GIB)})))
-    assert (row.total.limit, row.total.used) == (None, 50)
-    assert (row.amounts["A100"].fullness, row.amounts["A100"].blocked) == (0.5, False)
 
 
 def test_a_rejected_workload_is_retried_by_the_free_memory() -> None:

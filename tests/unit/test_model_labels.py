@@ -122,6 +122,20 @@ def labeller(api: ApiDouble) -> Labeller:
     return Labeller(api)
 
 
+def test_the_cards_of_a_model_are_unknown_if_they_are_for_one_of_its_nodes(labeller: Labeller) -> None:
+    """The sum over the other nodes would be too low."""
+    plain = {"allocatable": {"nvidia.com/gpu": "4"}}
+    for name, model, *parts in (
+        ("a", "M40", plain),
+        ("b", "M40", plain),
+        ("c", "P100", plain),
+        ("d", "P100"),
+        ("e", "", plain),
+    ):
+        labeller.store(node(*parts, labels={MODEL: model}, name=name), f"/api/v1/nodes/{name}")
+    assert labeller.duty.cards() == {"M40": 8, "P100": None}
+
+
 # Tests of who owns the model label of a node: a user or the controller
 
 

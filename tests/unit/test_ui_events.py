@@ -1,16 +1,28 @@
 """Tests of the search in Events for the rejections and removals that the usage page shows."""
 
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 import pytest
 
-from controller.refusals import MAX_MESSAGE_LENGTH, ReportedObject, SeenEvent, merge_by_workload, read_refusal
-from controller.ui.events import Newest, StoredEvent, read_removal
-from controller.ui.snapshot import choose
+from controller.garbage import stale_gc
+from controller.refusals import (
+    CLAIM_REASON,
+    MAX_MESSAGE_LENGTH,
+    REASON,
+    ReportedObject,
+    SeenEvent,
+    merge_by_workload,
+    read_refusal,
+)
+from controller.ui.events import PERIOD_SECONDS, Newest, Reported, ReportedEvents, StoredEvent, by_turns, read_removal
 from examples.usage import NOW
+from tests.api_double import ApiDouble, rejected
+from tests.processes import eventually
 from tests.tables import cases
+from vcuda.errors import ApiError
 
 QUOTA = "exceeded quota: M40 in namespace team-a, requested: 2 cards, used: 7 (1 pending), limited: 8"
 NEW_YEAR = "2026-01-01T00:00:00Z"
@@ -118,6 +130,44 @@ def test_a_repeated_event_replaces_itself() -> None:
 
 
 def test_the_newest_of_each_namespace_is_listed_before_any_second_one() -> None:
+    """The page shows only the first entries. One namespace with many Events must not fill the list."""
     told = [replace(refusal(f"{at}", at), namespace="x" if at > 3 else f"team-{at}") for at in (9, 8, 7, 3, 1)]
-    assert [each.name for each in choose(told, 3)] == ["9", "3", "1"]
-    assert choose(told) == told
+    assert [each.name for each in by_turns(told)] == ["9", "3", "1", "8", "7"]
+
+
+def store_event(api: ApiDouble, name: str, reason: str, message: str) -> None:
+    metadata = {"namespace": "team-a", "name": name, "uid": name, "creationTimestamp": NEW_YEAR}
+    involved = {"kind": "ReplicaSet", "namespace": "team-a", "name": name}
+    stored = {"metadata": metadata, "involvedObject": involved, "message": message, "reason": reason}
+    api.store(f"/api/v1/namespaces/team-a/events/{name}", stored)
+
+
+def test_the_events_are_listed_only_on_request_and_at_most_every_few_seconds(api: ApiDouble) -> None:
+    now = [1000.0]
+    events = ReportedEvents(api.kube, lambda: now[0])
+    store_event(api, "pod", REASON, DENIED + QUOTA)
+    store_event(api, "claim", CLAIM_REASON, DENIED + QUOTA)
+    store_event(api, "gone", stale_gc.REASON, "the stale allocation was removed")
+    assert api.calls == []
+    assert events.current() == Reported()
+    eventually(lambda: events.current() != Reported())
+    found = events.current()
+    assert {each.name for each in found.rejections or ()} == {"pod", "claim"}
+    assert [each.name for each in found.removals or ()] == ["gone"]
+    listed = len(api.calls)
+    now[0] += PERIOD_SECONDS - 1
+    events.current()
+    assert len(api.calls) == listed
+    now[0] += 1
+    events.current()
+    eventually(lambda: len(api.calls) == 2 * listed)
+
+
+def test_the_rejections_are_not_known_while_the_events_cannot_be_listed(api: ApiDouble) -> None:
+    events = ReportedEvents(api.kube)
+    store_event(api, "pod", REASON, DENIED + QUOTA)
+    events.read()
+    assert events.current().rejections
+    api.deliver = rejected(ApiError(HTTPStatus.FORBIDDEN, "no", ()), "LIST")
+    events.read()
+    assert events.current() == Reported()

@@ -1,36 +1,21 @@
 """Tests of the leader's data as the usage page shows them, and of the text that a standby shows."""
 
 import threading
-from datetime import UTC, datetime
 
 import msgspec
 
-from controller.certificates import ServedCertificate
-from controller.ui.leading import (
-    SERVICE,
-    UsagePage,
-    advertising,
-    certificate_row,
-    claim_rows,
-    cluster_cards,
-    fragmented,
-    holder_rows,
-    placed_charges,
-)
-from controller.ui.model import HolderRow
-from controller.ui.snapshot import Certificate, ModelCards
+from controller.ui.document import Holder, ModelCards
+from controller.ui.leading import SERVICE, UsagePage, advertising, claim_rows, cluster_cards, placed_charges, pod_rows
 from examples.claims import NVIDIA, claim_policy
-from examples.usage import model_use, namespace_use
+from examples.usage import Sample, model_use, namespace_use
 from tests.api_double import ApiDouble, Effect
 from tests.builders import MODEL, nodes
 from tests.extended import SYSTEM
-from tests.tables import cases
 from tests.waiting import PATIENT
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.claims.digest import ClaimDigest, pack
 from vcuda.claims.objects import AllocatedDevice
-from vcuda.placement.free_cards import FreeCards
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 
 AT = nodes(**{"gpu-1": {MODEL: "P100"}})
@@ -44,14 +29,14 @@ def test_a_pod_is_shown_with_its_charge_under_the_namespace_s_limit() -> None:
     """A whole card is shown with its share of the namespace's memory limit."""
     quota = NamespaceQuota({"M40": Limit(400, 4000)})
     pods = [pod("whole", Charge(100, 0, 100)), pod("share", Charge(50, 300)), pod("ended", Charge(100), live=False)]
-    assert holder_rows(pods, quota, AT) == [
-        HolderRow("whole", "M40", 100, 1000, "", "2026-01-01T00:00:00Z"),
-        HolderRow("share", "M40", 50, 300, "", "2026-01-01T00:00:00Z"),
+    assert list(pod_rows(pods, quota, AT)) == [
+        Holder("pod", "whole", "M40", 1, 1000, "", "2026-01-01T00:00:00Z"),
+        Holder("pod", "share", "M40", 0.5, 300, "", "2026-01-01T00:00:00Z"),
     ]
 
 
 def test_a_pod_that_is_not_pinned_has_its_nodes_model_or_none() -> None:
-    rows = holder_rows([pod("a", Charge(100), None, "gpu-1"), pod("b", Charge(100), None, "gone")], None, AT)
+    rows = pod_rows([pod("a", Charge(100), None, "gpu-1"), pod("b", Charge(100), None, "gone")], None, AT)
     assert [row.model for row in rows] == ["P100", None]
 
 
@@ -66,9 +51,9 @@ def test_a_claim_is_shown_once_for_each_model_with_the_node_of_its_device() -> N
     quota = NamespaceQuota({"A100": Limit(400, 4000)})
     claims = [(held, both), (free, ClaimCharge(uncounted=True)), (free, ClaimCharge())]
     assert list(claim_rows(claims, quota, devices)) == [
-        HolderRow("held", "A100", 100, 1000, "new", "2026-01-01T00:00:00Z", claim=True),
-        HolderRow("held", "M40", 50, 300, "new", "2026-01-01T00:00:00Z", claim=True),
-        HolderRow("free", None, 0, 0, "", "2026-01-01T00:00:00Z", claim=True),
+        Holder("claim", "held", "A100", 1, 1000, "new", "2026-01-01T00:00:00Z"),
+        Holder("claim", "held", "M40", 0.5, 300, "new", "2026-01-01T00:00:00Z"),
+        Holder("claim", "free", None, 0, 0, "", "2026-01-01T00:00:00Z"),
     ]
 
 
@@ -93,37 +78,20 @@ def test_pods_and_claims_that_no_quota_bounds_use_no_cards_before_they_are_place
     assert cluster_cards({"M40": 16}, uses, placed_charges(pods, claims, AT)) == [ModelCards("M40", 16, 1.5, 4)]
 
 
-def test_fragments_are_summed_by_model_in_cards() -> None:
-    figures = {
-        ("M40", "a"): FreeCards(4, 1, 250, 150),
-        ("M40", "b"): FreeCards(2, 1, 125, 25),
-        ("P100", ""): FreeCards(1),
-    }
-    assert fragmented(figures) == {"M40": 1.75, "P100": 0.0}
-
-
-def test_more_cards_in_use_than_exist_leave_none_free_and_no_negative_number() -> None:
-    assert ModelCards("M40", 4, 5, 8).free == 0
-    assert ModelCards("M40", None, 5, 8).free is None
-
-
 def test_there_may_be_no_leader() -> None:
     assert "There is no leader" in str(UsagePage(lambda: "").standing())
 
 
-@cases(
-    "shown, row",
-    a_certificate_was_read=(
-        ServedCertificate("10.0.0.1:8443", "ab12", end=datetime(2026, 5, 29, 12, tzinfo=UTC)),
-        Certificate("webhook at 10.0.0.1:8443", "2026-05-29T12:00:00Z"),
-    ),
-    no_certificate_could_be_read=(
-        ServedCertificate("10.0.0.2:8443", fault="timed out"),
-        Certificate("webhook at 10.0.0.2:8443", "", "timed out"),
-    ),
-)
-def test_a_certificate_is_listed_by_its_endpoint(shown: ServedCertificate, row: Certificate) -> None:
-    assert certificate_row(shown) == row
+def test_a_replica_is_a_standby_until_it_leads_and_has_listed_everything() -> None:
+    ready = [False]
+    page, documents = UsagePage(lambda: "pod-7"), Sample().documents()
+    standby = "This replica of the controller is a standby. The leader is pod-7."
+    assert page.standing() == standby
+    with page.showing(documents, lambda: ready[0]):
+        assert "still reading the cluster" in str(page.standing())
+        ready[0] = True
+        assert page.standing() is documents
+    assert page.standing() == standby
 
 
 def test_the_service_routes_here_until_the_leader_ends_and_then_to_the_next_one(api: ApiDouble) -> None:
