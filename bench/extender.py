@@ -25,7 +25,7 @@ from bench.plane import SYSTEM_NAMESPACE, Plane, running_plane
 from controller.extender.allocator import Allocator
 from controller.extender.cache import CardCache
 from controller.extender.journal import Journal, JournalEntry, NodeJournal
-from controller.extender.publish import ExtenderMetrics
+from controller.extender.metrics import ExtenderMetrics
 from controller.extender.service import Listening, create_application, serve, verbs_of
 from controller.extender.strategy import Placement, bin_pack
 from tests.builders import LABELS, container, pod, view

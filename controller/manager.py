@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from controller import certificates, metrics, registration, workqueue
 from controller.discover.model_labels import ModelLabels
-from controller.extender import publish, service
+from controller.extender import service
 from controller.garbage import stale_gc
 from controller.retry import claim_retrier, retrier
 from controller.settle import charge_ages, publisher, settler
@@ -54,7 +54,6 @@ class Leader:
         discover: bool = False,
     ) -> None:
         self._kube = kube
-        self._system_namespace = system_namespace
         self._on_fault = on_fault
         self._threads: list[threading.Thread] = []
         self._timing = timing or charge_ages.SettleTiming()
@@ -229,10 +228,8 @@ class Leader:
         if self.extender:
             self.extender.serve()
         self._quota_changed()
-        self._withdraw_cards()
         while not self._stopping.wait(self._timing.full_resync):
             self.settler.full_resync()
-            self._withdraw_cards()
 
     def _spawn(self, name: str, loop: Callable[[], None]) -> None:
         self._threads.append(workqueue.spawn(name, loop, self._on_fault))
@@ -284,13 +281,6 @@ class Leader:
         # has changed, the report may change.
         self.settler.queue.add(namespace)
         self.publisher.reconciler.queue.add(namespace)
-
-    def _withdraw_cards(self) -> None:
-        # Without a running scheduler extender, the published numbers of free cards are out of date, but the webhook
-        # would still use them. They are deleted at every resync, because a former leader may publish them once more
-        # while it ends.
-        if self.extender is None or not self.extender.serving:
-            publish.delete_published(self._kube, self._system_namespace)
 
     def _report(self, namespace: str, use: NamespaceUse | None) -> None:
         if use and self.namespaces.is_taking_effect(namespace):

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from controller.extender.allocator import Allocator
 from controller.extender.cache import CardCache
 from controller.extender.journal import Journal, name_of
+from controller.extender.metrics import ExtenderMetrics
 from controller.extender.protocol import BindingArgs, ExtenderArgs
-from controller.extender.publish import ExtenderMetrics
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, vcuda_pod
 from vcuda.allocations.cards import Share

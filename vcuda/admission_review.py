@@ -107,7 +107,7 @@ class AdmissionResponse(msgspec.Struct, frozen=True, gc=False):
     scheme: str = ""
     """The name of the vendor's scheme by which the pod requests GPUs, for metrics."""
     rule: str = ""
-    """The rule that set the order in which GPU models were tried for the pod, for example ``most-free``."""
+    """The rule that set the order in which GPU models were tried for the pod, for example ``order``."""
 
     def bounded(self) -> "AdmissionResponse":
         """Return the response with a message and warnings of at most `MOST_OF_MESSAGE` characters each."""

@@ -108,7 +108,7 @@ def main() -> None:
 @cli.option(
     "--system-namespace",
     default="vcuda-quota",
-    help="Namespace in which this system is installed. It has the ConfigMap of free cards.",
+    help="Namespace in which this system is installed. The quota's entry `*` does not apply to it.",
 )
 @cli.ledger_namespace_option
 @cli.node_namespace_option

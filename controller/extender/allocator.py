@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import msgspec
 import structlog
 
-from controller.extender import protocol, publish, strategy
+from controller.extender import metrics as extender_metrics, protocol, strategy
 from controller.extender.cache import CardCache
 from controller.extender.journal import TIMEOUT, Journal, JournalEntry, NodeJournal
 from controller.extender.strategy import NodeCards, Placement
@@ -70,7 +70,7 @@ class Allocator:
         kube: Kube,
         cache: CardCache,
         journal: Journal,
-        metrics: publish.ExtenderMetrics,
+        metrics: extender_metrics.ExtenderMetrics,
         *,
         unbound_seconds: float,
         model_of: Callable[[str], str | None],

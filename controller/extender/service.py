@@ -14,12 +14,12 @@ from prometheus_client import CollectorRegistry
 
 from controller import httpd, workqueue
 from controller.advertiser import Advertiser
-from controller.extender import cache, journal, protocol, publish
+from controller.extender import cache, journal, protocol
 from controller.extender.allocator import Allocator
+from controller.extender.metrics import ExtenderMetrics
 from controller.pods import PodInformer
 from vcuda import __version__, errors, k8s_types, tls
 from vcuda.kube import Kube, NodeInformer
-from vcuda.placement.free_cards import FreeCardsByPool
 
 SERVICE = "vcuda-extender"
 """The Service through which kube-scheduler reaches the extender of the leader."""
@@ -61,7 +61,7 @@ def verbs_of(allocator: Allocator) -> Mapping[str, Verb]:
     }
 
 
-def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetrics) -> WSGIApplication:
+def create_application(verbs: Mapping[str, Verb], metrics: ExtenderMetrics) -> WSGIApplication:
     """Return the extender's WSGI application. It answers POST requests for the paths in ``verbs``, and GET /version."""
 
     large = threading.Lock()
@@ -168,9 +168,8 @@ class Extender:
     ) -> None:
         self._kube, self._namespace = kube, system_namespace
         self._listening = listening
-        self._nodes = nodes
         self._cache = cache.CardCache(max_terminating=max_terminating)
-        self._metrics = publish.ExtenderMetrics(registry)
+        self._metrics = ExtenderMetrics(registry)
         self._allocator = Allocator(
             kube,
             self._cache,
@@ -185,14 +184,10 @@ class Extender:
         self._log = structlog.get_logger()
         pods.follow(self._cache.pod_changed)
         nodes.follow(self._cache.node_changed)
-        registry.register(publish.CardsCollector(self.free_cards))
 
     @property
     def serving(self) -> bool:
         return self._server is not None
-
-    def free_cards(self) -> FreeCardsByPool:
-        return publish.count_free(self._cache.cards(), self._nodes.current())
 
     def serve(self) -> None:
         """Read the journals (the stored placements of pods), start the server, and publish the server's address.
@@ -214,8 +209,6 @@ class Extender:
         self._log.info("serving extender", port=self._server.port)
         certificate = self._listening.certificate
         workqueue.spawn("certificate", lambda: tls.watch(certificate, self._stopping), self._on_fault)
-        publisher = publish.CardsPublisher(self._kube, self._namespace, self.free_cards)
-        self._repeat("cards", publisher.publish, publish.MIN_INTERVAL_SECONDS, "the free cards could not be published")
         if self._listening.advertised:
             advertiser = Advertiser(self._kube, self._namespace, SERVICE, self._listening.advertised, "https")
             workqueue.spawn("endpointslice", lambda: advertiser.run(self._stopping), self._on_fault)

@@ -80,10 +80,6 @@ class FreeQuota(msgspec.Struct, frozen=True):
         memory = None if self.memory is None else self.memory - _least_memory(charge, limit)
         return FreeQuota(self.cores - math.floor(charge.cores), memory)
 
-    def most_cards(self, limit: Limit) -> float:
-        """Return the free quota in hundredths of a card. If only memory is limited, convert the memory to cards."""
-        return limit.cores_in(self.memory or 0) if limit.cores is None else self.cores
-
     def exceeds(self, other: "FreeQuota") -> bool:
         ours = math.inf if self.memory is None else self.memory
         return self.cores > other.cores or (other.memory is not None and ours > other.memory)
@@ -127,8 +123,7 @@ def select_retries(
 ) -> list[RefusedOwner]:
     """Return the owners that have free quota for at least one missing pod, after the pods of the owners before them.
 
-    ``free``: the free quota of each model. A pod takes quota of the first of its models with enough free quota, or of
-    the model with the most free quota if the namespace's quota prefers that model.
+    ``free``: the free quota of each model. A pod takes quota of the first of its models with enough free quota.
     """
     left = dict(free)
     return [candidate for candidate in in_order if _take(candidate.owner, quota, left, nodes, known)]
@@ -140,18 +135,13 @@ def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes
     models = placement.find_candidates(owner.spec.template, request, quota, nodes).models
     took = False
     for _ in range(min(owner.missing, MAX_PODS)):
-        fitting = [
+        fitting = (
             model
             for model in models
             if model in left and left[model].takes(request.charge_on(model), quota.limits[model])
-        ]
-        if not fitting:
-            break
-        model = (
-            max(fitting, key=lambda each: left[each].most_cards(quota.limits[each]))
-            if quota.prefer_most_free
-            else fitting[0]
         )
+        if (model := next(fitting, None)) is None:
+            break
         left[model] = left[model].without(request.charge_on(model), quota.limits[model])
         took = True
     return took

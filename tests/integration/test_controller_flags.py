@@ -146,6 +146,6 @@ def test_the_end_of_a_loop_is_reported_as_a_fault(
     def broken(*_: object) -> None:
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr("controller.extender.publish.CardsPublisher.publish", broken)
+    monkeypatch.setattr("vcuda.tls.watch", broken)
     beginning.serve()
     assert faults.acquire(timeout=PATIENT)

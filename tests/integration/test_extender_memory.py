@@ -14,7 +14,7 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller.extender.publish import ExtenderMetrics
+from controller.extender.metrics import ExtenderMetrics
 from controller.extender.service import MAX_BODY, Listening, create_application, serve, verbs_of
 from tests.api_double import ApiDouble
 from tests.e2e.installation import CLIENT, CLIENT_NAME, make_certificates

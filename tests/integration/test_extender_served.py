@@ -16,7 +16,7 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller.extender.publish import ExtenderMetrics
+from controller.extender.metrics import ExtenderMetrics
 from controller.extender.service import LARGE_BODY, MAX_BODY, Listening, create_application, serve, verbs_of
 from controller.httpd import Server
 from tests.api_double import ApiDouble

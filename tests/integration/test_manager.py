@@ -131,17 +131,6 @@ def after(method: str, act: Callable[[], object]) -> Delivery:
     return deliver
 
 
-def test_a_leader_without_an_extender_deletes_the_figures_of_an_earlier_one(api: ApiDouble, leader: Leader) -> None:
-    """The figures are numbers of free cards, by which the webhook chooses models. Only an extender updates them."""
-    path, gone = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-cards", threading.Event()
-    api.store(path, {"metadata": {"name": "gpu-cards"}, "data": {"cards.json": "[]"}})
-
-    api.deliver = after("DELETE", gone.set)
-    leader.start()
-    assert gone.wait(PATIENT)
-    assert path not in api.objects
-
-
 def test_a_stop_waits_for_the_removal_in_progress(
     api: ApiDouble, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

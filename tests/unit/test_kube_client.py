@@ -13,7 +13,6 @@ from tests.tables import cases
 from vcuda.errors import NotFound, Unavailable, VcudaError
 from vcuda.kube import (
     Event,
-    FreeCardsInformer,
     InvolvedObject,
     Kube,
     LedgerStore,
@@ -56,7 +55,6 @@ def store(kube: Kube, namespace: str) -> LedgerStore:
         lambda kube: store(kube, "a").write(NAME, Ledger(), Stored(Ledger(), "1")),
         f"/api/v1/namespaces/a/configmaps/gpu-ledger-{QUOTED}",
     ),
-    the_published_cards=(lambda kube: FreeCardsInformer(kube, NAME).reflector.relist(), IN_IT),
     the_quota=(lambda kube: QuotaInformer(kube, QuotaPlace(NAME), frozenset()).stored_version(), IN_IT),
     an_Event=(
         lambda kube: post_event(kube, Event(InvolvedObject("v1", "Pod", "a", NAME), "id", "Reason", "message", "test")),

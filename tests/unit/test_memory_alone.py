@@ -143,15 +143,8 @@ def test_a_rejection_has_memory_and_no_cards() -> None:
     assert Shortage("A100", Charge(300, 0, 300), Usage(), A100).can_never_fit
 
 
-def test_most_free_compares_memory_limits_in_cards_of_the_model() -> None:
-    def option(model: str, limit: Limit, used: Charge) -> Option:
-        return Option(model, CARD, limit, Usage(used))
-
-    one_left, two_left = option("A100", A100, CARD), option("T4", Limit(200), Charge())
-    chosen = choose([one_left, two_left], Rule.MOST_FREE)
-    assert isinstance(chosen, Choice)
-    assert chosen.model == "T4"
-    only = choose([option("A100", A100, Charge(50, 3000))], Rule.DOCUMENT)
+def test_a_choice_names_the_free_memory() -> None:
+    only = choose([Option("A100", CARD, A100, Usage(Charge(50, 3000)))], Rule.DOCUMENT)
     assert isinstance(only, Choice)
     assert only.reason == "the only possible model, 160840 of 163840 MiB free"
 
@@ -194,7 +187,6 @@ def test_a_rejected_workload_is_retried_by_the_free_memory() -> None:
     assert free.takes(Charge(10_000, 3000), A100)
     assert not free.takes(Charge(100, 80 * GIB + 2), A100)
     assert not free.without(CARD, A100).takes(CARD, A100)
-    assert free.most_cards(A100) == 100
 
 
 def test_an_edit_shows_the_memory() -> None:

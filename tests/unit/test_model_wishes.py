@@ -147,11 +147,6 @@ ORDERED = replace(QUOTA, order=("H100",))
     the_document=(QUOTA, None, ("T4", "A100", "H100"), Rule.DOCUMENT),
     order_then_the_rest=(ORDERED, None, ("H100", "T4", "A100"), Rule.ORDER),
     the_annotation_before_order=(ORDERED, "A100, *", ("A100", "T4", "H100"), Rule.ANNOTATION),
-    most_free=(replace(QUOTA, prefer_most_free=True), None, ("T4", "A100", "H100"), Rule.MOST_FREE),
-    the_annotation_before_most_free=(
-        *(replace(QUOTA, prefer_most_free=True), "H100, T4"),
-        *(("H100", "T4"), Rule.ANNOTATION),
-    ),
     twice_is_once=(QUOTA, "T4, T4", ("T4",), Rule.ANNOTATION),
 )
 def test_the_order_is_that_of_the_annotation_then_the_entry_then_the_document(
@@ -215,15 +210,14 @@ def test_with_one_model_a_quota_that_only_warns_admits_with_the_reason() -> None
     assert "requires one GPU model" in answer.warnings[0]
 
 
-# Tests of the fields `order`, `prefer` and `one_model` in the quota document
+# Tests of the fields `order` and `one_model` in the quota document
 
 
-def test_the_entry_sets_the_order_the_preference_and_whether_one_model_is_required() -> None:
-    text = "a: {order: [A100], one_model: true, quota: {T4: 8, A100: 2}}\n'*': {prefer: most-free, quota: {T4: 1}}"
-    quota = parse_quota(text)
+def test_the_entry_sets_the_order_and_whether_one_model_is_required() -> None:
+    quota = parse_quota("a: {order: [A100], one_model: true, quota: {T4: 8, A100: 2}}\n'*': {quota: {T4: 1}}")
     limits = {"T4": Limit(800), "A100": Limit(200)}
     assert quota.namespaces == {"a": NamespaceQuota(limits, order=("A100",), one_model=True)}
-    assert quota.default == NamespaceQuota({"T4": Limit(100)}, prefer_most_free=True)
+    assert quota.default == NamespaceQuota({"T4": Limit(100)})
 
 
 @cases(
@@ -234,8 +228,7 @@ def test_the_entry_sets_the_order_the_preference_and_whether_one_model_is_requir
     ),
     no_list=("{order: A100, quota: {A100: 1}}", 'a.order: must be a list, for example [A100]; got "A100"'),
     twice=("{order: [A100, A100], quota: {A100: 1}}", "a.order[1]: duplicate name; each name must be listed once"),
-    both=("{order: [A100], prefer: most-free, quota: {A100: 1}}", "a: `order` and `prefer: most-free` must not both"),
-    another_preference=("{prefer: cheapest}", 'a.prefer: must be most-free; got "cheapest"'),
+    a_preference=("{prefer: most-free}", "a.prefer: unknown key"),
     a_number=("{one_model: 1}", "a.one_model: must be true or false; got 1"),
     a_text=("{one_model: yes}", 'a.one_model: must be true or false; got "yes"'),
 )

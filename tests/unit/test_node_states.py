@@ -121,10 +121,6 @@ def test_a_pod_that_no_node_can_take_gets_the_first_model_and_the_reason_why_it_
         *([node("A100", cordoned=True), L4], NamespaceQuota(QUOTA)),
         f"pinned to L4: the next in the namespace's quota after A100 (its node is cordoned), {FREE}",
     ),
-    passed_over_by_room=(
-        *([node("A100", cordoned=True), L4], NamespaceQuota(QUOTA | {"A100": Limit(4000)}, prefer_most_free=True)),
-        f"pinned to L4: a node of the model can take the pod now, unlike A100 (its node is cordoned), {FREE}",
-    ),
     not_preferred_anyway=(
         *([node("A100", cordoned=True), L4], NamespaceQuota(QUOTA, order=("L4", "A100"))),
         "",

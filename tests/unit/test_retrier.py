@@ -147,13 +147,6 @@ def test_the_oldest_owners_retry_first_and_no_more_than_fit(
     assert chosen(free, *owners) == tries
 
 
-def test_with_prefer_most_free_a_flexible_owner_leaves_the_model_with_little_room_to_others() -> None:
-    quota = msgspec.structs.replace(QUOTA, prefer_most_free=True)
-    free = {"M40": FreeQuota(100), "P100": FreeQuota(200)}
-    waiting = [RefusedOwner(str(at), "", each) for at, each in enumerate((owner(), HELD_M40))]
-    assert [each.path for each in retries.select_retries(waiting, quota, free, NODES)] == ["0", "1"]
-
-
 def test_rejections_at_the_same_time_are_ordered_by_path() -> None:
     """If two rejections are equally old, each pass of the retrier must choose the same one."""
     same = [RefusedOwner(path, "2026-01-01T00:00:00Z", owner()) for path in ("c", "a", "b")]

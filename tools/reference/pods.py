@@ -26,7 +26,6 @@ from tools.reference.undecided import registered, undecided
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.card_types import MAX_CHOICE
 from vcuda.placement.choice import Choice, Option, choose
-from vcuda.placement.free_cards import FreeCards
 from vcuda.placement.node_states import CORDON, NOT_READY, NodeStates, Taint
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import Hints
@@ -436,9 +435,8 @@ def _forecasts() -> list[str]:
     warns = NamespaceQuota({"M40": Limit(100), "P100": Limit(100)}, mode=Mode.WARN)
     asked = [(CARD, SMALL), (BIG, two), (CARD, two), (CARD, absent), (BIG, warns)]
     told = [_dry_run(limits, quota) for limits, quota in asked]
-    free = Candidates(("M40", "P100"), frozenset(), {}, free={"P100": FreeCards(cards=1, whole=1, free_cores=100)})
-    without = msgspec.structs.replace(free, no_fitting_card=frozenset({"M40"}))
-    every = [(each.options(two, lambda _model: Charge(100), {}), rule) for each in (free, without) for rule in Rule]
+    free = Candidates(("M40", "P100"), frozenset(), {})
+    every = [(free.options(two, lambda _model: Charge(100), {}), rule) for rule in Rule]
     card = Charge(100)
     full = [Option(model, card, Limit(100), Usage(card)) for model in ("H100", "A100", "L40S", "A10")]
     empty = [Option(model, card, Limit(800), Usage()) for model in ("T4", "V100")]
@@ -447,7 +445,7 @@ def _forecasts() -> list[str]:
     obstacles = [states.obstacle(nodes, {"nvidia.com/gpu": 8}) for nodes in (0b11111, 0b1000)]
     waiting = [msgspec.structs.replace(away, waits=lambda each=each: each) for each in obstacles]
     every += [([*full, *empty], Rule.ORDER), ([away, *empty], Rule.ANNOTATION)]
-    every += [([away, *empty], Rule.MOST_FREE), (empty, Rule.MOST_FREE), *(([each], Rule.DOCUMENT) for each in waiting)]
+    every += [([each], Rule.DOCUMENT) for each in waiting]
     choices = [choose(options, rule) for options, rule in every]
     return [*told, *(choice.forecast for choice in choices if isinstance(choice, Choice))]
 

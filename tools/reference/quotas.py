@@ -64,8 +64,6 @@ VALUES = (
     "a: {mode: wran}",
     "a: {order: [A10O], quota: {A100: 1}}",
     "a: {order: [T4], quota: {A100: 1}}",
-    "a: {order: [A100], prefer: most-free, quota: {A100: 1}}",
-    "a: {prefer: cheapest}",
     "a: {one_model: 1}",
     "require_nodes: 1",
     "a: {time_zone: Europe/Berln}",

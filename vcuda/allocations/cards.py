@@ -78,10 +78,6 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
     def is_whole(self, card: int) -> bool:
         return not self.used_cores[card] and not self.used_memory[card]
 
-    def fragmented_cores(self) -> int:
-        """Return the free cores of partly used cards. A pod that requests whole cards cannot use these cores."""
-        return self.free_cores - self.whole * CORES_PER_CARD
-
     def taken(self, shares: Iterable[Share]) -> "Cards":
         """Return the cards with ``shares`` added to the used parts. Shares of cards that do not exist are ignored."""
         return self._changed(shares, 1)

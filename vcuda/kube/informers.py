@@ -1,4 +1,4 @@
-"""Watches the quota ConfigMap, the nodes, the ConfigMap of free cards, and the RuntimeClasses."""
+"""Watches the quota ConfigMap, the nodes and the RuntimeClasses."""
 
 import functools
 import hashlib
@@ -16,7 +16,6 @@ from vcuda.errors import QuotaFault
 from vcuda.k8s_types import ConfigMap, Decoder, K8sStruct, Node, NodeStatus, ObjectMeta
 from vcuda.kube import client, objects, reflector
 from vcuda.placement import affinity
-from vcuda.placement.free_cards import CARDS_CONFIG_MAP, CARDS_KEY, FreeCardsByPool, read_free_cards
 from vcuda.placement.node_states import NodeAvailability, NodeStates, read_state
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.registers import ANNOTATIONS, Registers, read_registers
@@ -280,21 +279,6 @@ class NodeInformer:
 
 def _indexed(node: ObservedNode) -> tuple[object, ...]:
     return node.labels, node.registers, node.outdated
-
-
-class FreeCardsInformer:
-    """Watches the ConfigMap ``gpu-cards``, which lists the free cards. Without it, the free cards are unknown."""
-
-    def __init__(self, kube: client.Kube, namespace: str) -> None:
-        path = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
-        params = {"fieldSelector": f"metadata.name={CARDS_CONFIG_MAP}"}
-        self._key = (namespace, CARDS_CONFIG_MAP)
-        self.reflector: reflector.Reflector[FreeCardsByPool] = reflector.Reflector(
-            kube, path, lambda raw: read_free_cards((_decode(raw).data or {})[CARDS_KEY]), params=params
-        )
-
-    def current(self) -> FreeCardsByPool:
-        return self.reflector.get(self._key) or {}
 
 
 class _RuntimeClass(K8sStruct, frozen=True, gc=False):

@@ -9,7 +9,6 @@ import msgspec
 
 from vcuda.placement.affinity import Labels, NodeIndex, NodeLabels
 from vcuda.placement.card_types import CardTypes
-from vcuda.placement.free_cards import FreeCardsByPool
 from vcuda.placement.registers import Registers
 from vcuda.requests.resources import NO_ROWS, CardModels, RegisteredCards
 
@@ -33,8 +32,6 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
     """The nodes with a register that is not ``outdated``, by scheme name. Each value is a bit set of ``index``."""
     types: CardTypes = CardTypes()
     """The types of the cards in the registers, by GPU model."""
-    free: FreeCardsByPool = {}
-    """The free cards by model and pool; empty if the scheduler extender has not published them."""
     named: CardModels = NO_ROWS
     """The entries of ``gpu_models``, which assign products to models. A product is a value of the model label."""
     seen: Mapping[str, frozenset[str]] = {}

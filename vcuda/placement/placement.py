@@ -11,7 +11,6 @@ from vcuda.k8s_types import Check, Pod, no_check
 from vcuda.placement.affinity import NAME, LabelIndex, NodeLabels, NodeSelection, Values, limited_values
 from vcuda.placement.card_types import count_choices, select
 from vcuda.placement.choice import NO_NODE, Option
-from vcuda.placement.free_cards import FreeCards, free_by_model
 from vcuda.placement.node_states import NodeStates, amounts_of
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.serving import serve, unserved
@@ -37,22 +36,15 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     """The other models of the quota, each with the message why the pod or claim may not use the model."""
     rule: Rule = Rule.DOCUMENT
     """The rule that determines the order of ``models``."""
-    free: Mapping[str, FreeCards] = {}
-    """The free cards in the namespace's pools, by GPU model; empty for a claim, or if free cards are not published."""
-    no_fitting_card: frozenset[str] = frozenset()
-    """The models of which no card has room for the pod's largest container; empty if ``free`` is empty."""
     why_not_ready: Callable[[str], str] | None = None
     """Returns why no node of the given model can take the pod now; None if the nodes are unknown."""
 
     def options(self, quota: NamespaceQuota, asked: ChargeOn, usage: Mapping[str, Usage]) -> list[Option]:
         found = []
         for model in self.models:
-            charge, used = asked(model), usage.get(model, Usage())
-            # Pending pods have no cards yet, so their charges are subtracted. Otherwise a burst of pods gets one model.
-            free = self.free.get(model, FreeCards()).room_for(charge) - used.pending.cores if self.free else 0
-            ready, fits_a_card = model in self.ready, model not in self.no_fitting_card
             waits = functools.partial(self.why_not_ready, model) if self.why_not_ready else str
-            found.append(Option(model, charge, quota.limits[model], used, ready, fits_a_card, free, waits))
+            used, ready = usage.get(model, Usage()), model in self.ready
+            found.append(Option(model, asked(model), quota.limits[model], used, ready, waits))
         return found
 
     def sentence(self, kind: str, namespace: str, quota: NamespaceQuota) -> str:
@@ -113,11 +105,7 @@ def find_candidates(
             return NO_NODE
         return states.obstacle(serving[model], request.resources, pod.spec.tolerations)
 
-    free = free_by_model(nodes.free, quota.pools)
-    largest = {model: free.get(model, FreeCards()).largest for model in models if free}
-    no_fitting_card = frozenset(model for model, most in largest.items() if most < request.share)
-    explain = why_not_ready if nodes.labels else None
-    return Candidates(models, ready, excluded, rule, free, no_fitting_card, explain)
+    return Candidates(models, ready, excluded, rule, why_not_ready if nodes.labels else None)
 
 
 def _not_offered(model: str, request: PodRequest) -> str:

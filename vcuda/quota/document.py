@@ -8,7 +8,6 @@ The document is JSON or YAML in gpu-admission's format (``pkg/predicate/gpu_pred
     team-c: {mode: warn, quota: {M40: 8}}                  # enforce (default), warn or audit
     team-d: {allow: [privileged], quota: {M40: 8}}         # admits privileged containers, which see all cards
     team-e: {order: [A100, T4], quota: {T4: 8, A100: 2}}   # A100 first; the default is the order in `quota`
-    team-f: {prefer: most-free, quota: {T4: 8, A100: 2}}   # the model with the most free cards and quota first
     team-g: {one_model: true, quota: {T4: 8, A100: 2}}     # pods that could get both models are rejected
     team-j: {require_nodes: true, quota: {T4: 8}}          # no model without nodes; at the top: for all entries
     team-h: {grants: [{T4: 8, weekly: Sat-Sun}]}           # more at certain times, see vcuda.quota.grant_entries
@@ -59,8 +58,6 @@ LONGEST_EMPTY = 256
 """`is_empty` parses only texts of at most this many characters without comments. A longer text is not empty."""
 MAX_EXCEPTED = 100
 """The most names in the key ``except``."""
-MOST_FREE = "most-free"
-"""The only supported value of the key ``prefer``."""
 ONLY_DEFAULT = f'must be set only in the entry "{DEFAULT}"'
 REQUIRE_NODES = "require_nodes"
 """A key of an entry. At the top of the document, where no namespace can have this name, it is for all entries."""
@@ -84,12 +81,6 @@ def _member(kind: type[enum.StrEnum]) -> pydantic.PlainValidator:
         raise WrongValueError(f"unsupported value: {shown(value)}; {hint}")
 
     return pydantic.PlainValidator(read)
-
-
-def _read_prefer(value: object) -> str:
-    if value != MOST_FREE:
-        raise WrongValueError(f"must be {MOST_FREE}; got {shown(value)}. For a fixed order of models, use `order`")
-    return MOST_FREE
 
 
 _REPEATED = object()
@@ -156,7 +147,6 @@ class _NamespaceEntry(StrictModel):
     mode: Annotated[Mode, _member(Mode)] = Mode.ENFORCE
     allow: Annotated[tuple[_Allowed, ...], pydantic.BeforeValidator(_read_allowances)] = ()
     order: Annotated[tuple[_Name, ...], _names("M40")] = ()
-    prefer: Annotated[str, pydantic.PlainValidator(_read_prefer)] = ""
     one_model: bool = False
     require_nodes: bool | None = None
     time_zone: Annotated[ZoneInfo | None, pydantic.PlainValidator(read_zone)] = None
@@ -174,8 +164,6 @@ class _NamespaceEntry(StrictModel):
                 raise WrongValueError(
                     f"`order` must list only models of `quota` or `grants`; got {shown(model)}; {hint}"
                 )
-        if self.order and self.prefer:
-            raise WrongValueError(f"`order` and `prefer: {self.prefer}` must not both be set; remove one of them")
         return self
 
 
@@ -291,7 +279,6 @@ def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES, zone: Zon
         limits = {model: Limit(limit.cards, limit.memory) for model, limit in entry.quota.items()}
         namespaces[name] = NamespaceQuota(
             *(limits, entry.pool, entry.mode, frozenset(entry.allow), entry.order),
-            prefer_most_free=entry.prefer == MOST_FREE,
             one_model=entry.one_model,
             require_nodes=bool(entry.require_nodes),
             grants=tuple(grant.in_zone(entry.time_zone or zone) for grant in entry.grants),

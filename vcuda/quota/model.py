@@ -88,12 +88,6 @@ class Limit(msgspec.Struct, frozen=True):
         """The cards that pods may use under this limit if they request whole cards, in hundredths of a card."""
         return self.cores_in(self.memory or 0) if self.cores is None else self.cores
 
-    def free_cores(self, used: "Charge") -> Cores:
-        """Return the free quota for whole cards, in hundredths of a card; negative if the usage exceeds the limit."""
-        if self.cores is None:
-            return self.cores_in((self.memory or 0) - used.memory_under(self))
-        return self.cores - used.cores
-
     def cores_in(self, memory: int) -> int:
         """Convert MiB to hundredths of a card. ``cores`` of the limit must be None."""
         return memory * CORES_PER_CARD // self.card_memory
@@ -134,8 +128,6 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
     """The pod settings that are admitted although they can give a pod more GPU than it is charged."""
     order: tuple[str, ...] = ()
     """The GPU models in the order in which they are tried for a pod; empty for the order of ``limits``."""
-    prefer_most_free: bool = False
-    """True if the GPU model with the most free cards and quota is tried first for a pod."""
     one_model: bool = False
     """True if every pod or claim that could get several models is rejected."""
     require_nodes: bool = False

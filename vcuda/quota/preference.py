@@ -5,8 +5,7 @@ The order comes from the first of these sources that exists:
 1. The annotation `MODELS_ANNOTATION` of a pod or ResourceClaim. ``H100, A100`` means these two models and no others.
    A final ``*`` stands for the other models of the quota entry.
 2. ``order`` in the quota entry. The other models of the entry follow.
-3. ``prefer: most-free`` in the quota entry. The model with the most free cards and quota is first.
-4. The order of the models in the quota entry.
+3. The order of the models in the quota entry.
 """
 
 import enum
@@ -33,7 +32,6 @@ class Rule(enum.StrEnum):
 
     ANNOTATION = "annotation"
     ORDER = "order"
-    MOST_FREE = "most-free"
     DOCUMENT = "document"
 
 
@@ -101,4 +99,4 @@ def ordered_models(annotations: Mapping[str, str], quota: NamespaceQuota) -> tup
         return models, Rule.ANNOTATION
     if quota.order:
         return tuple(dict.fromkeys((*quota.order, *quota.limits))), Rule.ORDER
-    return tuple(quota.limits), Rule.MOST_FREE if quota.prefer_most_free else Rule.DOCUMENT
+    return tuple(quota.limits), Rule.DOCUMENT

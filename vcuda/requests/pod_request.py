@@ -54,8 +54,6 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     schemes: tuple[Scheme, ...]
     faults: tuple[Fault, ...] = ()
     """The faults of the request. A pod with faults is refused if the quota of its namespace is enforced."""
-    share: int = 0
-    """The most cores of one card that any container requests. If a container requests whole cards, this is 100."""
     by_units: bool = False
     """True if the pod requests a unit: a GPU resource of no vendor's scheme (set of resources), such as a MIG slice."""
     has_share: bool = False
@@ -179,17 +177,14 @@ def read_request(pod: Pod, known: GpuResources = BUILT_IN, check: Check = no_che
             (kind.removeprefix(PROFILE), _count(each, known.unit_of(kind))) for kind, each in by_profile.items()
         )
         on_models = ModelCharges(otherwise, by_model, counts, known)
-    per_card = [request.cores_per_card for request in requests]
-    share = min(max(per_card, default=0), CORES_PER_CARD)
     by_units = len(kinds) > len(schemes)
     faults += _core_limit_faults(pod, requests)
     return PodRequest(
         total((otherwise, *by_profile.values())),
         schemes,
         tuple(faults),
-        share,
         by_units,
-        any(0 < each < CORES_PER_CARD for each in per_card),
+        any(0 < request.cores_per_card < CORES_PER_CARD for request in requests),
         on_models,
         tuple(dict.fromkeys(limits for request in requests for limits in request.limits)),
         max((request.memory_per_card for request in requests), default=0),

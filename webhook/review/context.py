@@ -58,13 +58,12 @@ PolicySource = Callable[[], PolicySnapshot | None]
 class ClusterPolicy(msgspec.Struct, frozen=True):
     """Makes each `PolicySnapshot` from the watches of a cluster.
 
-    The first snapshot does not wait for the watches of free cards and of RuntimeClasses. A RuntimeClass that the watch
-    has not delivered is recognized by its name alone.
+    The first snapshot does not wait for the watch of RuntimeClasses. A RuntimeClass that the watch has not delivered is
+    recognized by its name alone.
     """
 
     quota: kube.QuotaInformer
     nodes: kube.NodeInformer
-    cards: kube.FreeCardsInformer
     hints: patches.Hints
     storable_seconds: float
     claims: kube.ClaimPolicies
@@ -81,8 +80,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
         # be refused. So there is no snapshot before both are read.
         if read is None or not self.nodes.reflector.synced.is_set() or not self.dra.settled:
             return None
-        (nodes, states), free = self.nodes.with_states(), self.cards.current()
-        nodes = msgspec.structs.replace(nodes, free=free) if free else nodes
+        nodes, states = self.nodes.with_states()
         return PolicySnapshot(
             self.quota.clock.now(read.quota),
             nodes,
@@ -104,7 +102,6 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
         return {
             "configmaps": self.quota.reflector,
             "nodes": self.nodes.reflector,
-            "cards": self.cards.reflector,
             "runtimeclasses": self.runtime_classes.reflector,
         }
 

@@ -58,7 +58,7 @@ class Cluster(msgspec.Struct, frozen=True):
     place: k8s.QuotaPlace
     """The quota ConfigMap, and the key of the quota document in it."""
     system_namespace: str
-    """The namespace of the ConfigMap that lists the free cards."""
+    """The namespace of this system. The quota's default entry `*` does not apply to this namespace."""
     hints: patches.Hints
     """The node labels that name GPU models and node pools, and the schedulers for pods with GPUs."""
     ledger_namespace: str = LEDGER_NAMESPACE
@@ -96,14 +96,12 @@ class Cluster(msgspec.Struct, frozen=True):
         own = {self.system_namespace, self.ledger_namespace, self.node_namespace}
         quota = k8s.QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | own)
         nodes = k8s.NodeInformer(kube, self.hints.labels, resources=quota.resources)
-        cards = k8s.FreeCardsInformer(kube, self.system_namespace)
         devices = k8s.DeviceInformer(kube)
         claims, dra = k8s.ClaimPolicies(quota, nodes, devices), k8s.ServedWatches(kube, devices.reflectors())
         runtime_classes = k8s.RuntimeClassInformer(kube)
         policy = context.ClusterPolicy(
             quota,
             nodes,
-            cards,
             self.hints,
             self.storable_seconds,
             claims,
