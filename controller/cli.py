@@ -65,7 +65,7 @@ main.add_command(node)
 @cli.option(
     "--identity", default=None, help="Name of this replica in the Lease.  [default: host name and a random part]"
 )
-@cli.option("--lease-seconds", default=30, type=click.IntRange(5, 600), help="Duration of the Lease in seconds.")
+@cli.option("--lease-seconds", default=15, type=click.IntRange(5, 600), help="Duration of the Lease in seconds.")
 @cli.storable_option
 @cli.option(
     "--full-pass-seconds",
@@ -336,23 +336,20 @@ def _lead(
 
     ``contexts``: functions that create context managers. These are active while this replica is the leader.
     """
-    started = threading.Event()
     with cli.listening_for("--status-address", address):
-        # A standby (`started` is not set) reports healthy and ready. Otherwise a rollout of the Deployment would wait
-        # until the standby becomes the leader.
+        # A standby is ready when it has all pods. So a rollout ends a leader only when its successor knows them.
         server = httpd.serve_status(
             address,
             registry,
-            healthy=lambda: leader.trouble() if started.is_set() else None,
-            ready=lambda: (
-                None if not started.is_set() or leader.ready else "some watches still wait for their first list"
-            ),
+            healthy=leader.trouble,
+            ready=lambda: None if leader.ready else "some watches still wait for their first list",
         )
     structlog.get_logger().info("serving status", port=server.port)
+    leader.watch(lambda: elector.silence > manager.SILENCE_SECONDS)
     if not elector.acquire():
+        leader.stop()
         return 0
-    leader.start()
-    started.set()
+    leader.lead()
     with ExitStack() as stack:
         for create in contexts:
             stack.enter_context(create())

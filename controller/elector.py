@@ -25,13 +25,13 @@ class LeaseTiming(msgspec.Struct, frozen=True):
     A leader that could not renew the Lease for ``renew_deadline`` stops. After ``lease_duration``, others may take it.
     """
 
-    lease_duration: int = 30
-    renew_deadline: float = 20.0
-    retry_period: float = 2.0
+    lease_duration: int = 15
+    renew_deadline: float = 10.0
+    retry_period: float = 1.0
 
     @classmethod
     def of(cls, lease_seconds: int) -> "LeaseTiming":
-        return cls(lease_seconds, lease_seconds * 2 / 3, min(2.0, lease_seconds / 5))
+        return cls(lease_seconds, lease_seconds * 2 / 3, min(1.0, lease_seconds / 5))
 
 
 class LeaseSpec(k8s_types.K8sStruct, frozen=True, gc=False):
@@ -123,6 +123,13 @@ class Elector:
     def holder(self) -> str:
         """The holder when the Lease was last read. Empty if the Lease had no holder, or has not been read yet."""
         return (self._observed and self._observed.spec.holder_identity) or ""
+
+    @property
+    def silence(self) -> float:
+        """The seconds since this candidate last saw another leader renew the Lease; 0.0 if no other leader holds it."""
+        if self._leading or self.holder in ("", self._identity):
+            return 0.0
+        return self._clock() - self._observed_at
 
     def acquire(self) -> bool:
         """Block until this candidate holds the Lease, then return True. Return False if the candidate must stop."""
@@ -229,4 +236,4 @@ class Elector:
     def _call_timeout(self) -> float:
         # An attempt to renew the Lease makes two calls. With this timeout of a call, an attempt that begins before the
         # renew deadline ends before the Lease expires.
-        return self._timing.renew_deadline / 8
+        return self._timing.renew_deadline / 5

@@ -29,11 +29,20 @@ from vcuda.quota.terms import LEDGER_NAMESPACE, NODE_NAMESPACE, SYSTEM_NAMESPACE
 OFFERS = "offers"
 """The key in the queue of changed models for a change of the resources that nodes offer."""
 SYNC_POLL_SECONDS = 0.1
+SILENCE_SECONDS = 3.0
+"""If a standby has not seen the leader renew the Lease for this many seconds, the standby recounts the ledgers."""
+STANDBY_POLL_SECONDS = 0.5
 STOP_TIMEOUT_SECONDS = 5.0  # When the leader stops, its loops get this many seconds to finish current writes.
 
 
 class Leader:
-    """The leader's watches and loops. ``on_fault``: called if a loop fails, or if the extender cannot start."""
+    """The watches and loops of a replica: of the leader, and before that of a standby.
+
+    A standby has all watches, so that it knows which objects were deleted before it leads. Its queues stay empty. If
+    the leader is silent, the standby only recounts ledgers, which any process may do at any time (docs/ledger.md).
+
+    ``on_fault``: called if a loop fails, or if the extender cannot start.
+    """
 
     def __init__(
         self,
@@ -58,6 +67,8 @@ class Leader:
         self._threads: list[threading.Thread] = []
         self._timing = timing or charge_ages.SettleTiming()
         self._stopping = threading.Event()
+        self._leading = threading.Event()
+        self._standby: threading.Thread | None = None
         self._log = structlog.get_logger()
         system = SYSTEM_NAMESPACES | {system_namespace, ledger_namespace, node_namespace}
         self.quota = k8s.QuotaInformer(kube, place, system, self._quota_changed)
@@ -180,13 +191,21 @@ class Leader:
 
     @property
     def ready(self) -> bool:
-        return self.synced and (self.extender is None or self.extender.serving)
+        return self.synced and (self.extender is None or self.extender.serving or not self._leading.is_set())
 
-    def start(self) -> None:
-        """Start the watches. The loops start as soon as every watch has received its first list."""
+    def watch(self, is_silent: Callable[[], bool] = lambda: False) -> None:
+        """Start the watches, as a standby. While ``is_silent`` returns True, the leader does not renew its Lease."""
+        for reconciler in self._reconcilers():
+            reconciler.queue.hold()
         for reflector in self._always().values():
             reflector.start()
         self.dra.start()
+        self._spawn(self.settler.reconciler.name, self.settler.reconciler.run)
+        self._standby = self._spawn("standby", lambda: self._stand_by(is_silent))
+
+    def lead(self) -> None:
+        """Begin the work of the leader, as soon as every watch has received its first list."""
+        self._leading.set()
         self._spawn("main", self._main)
 
     def stop(self) -> None:
@@ -212,27 +231,58 @@ class Leader:
             return "a watch of Kubernetes objects has ended"
         return "the loop that removes stale allocations is stuck" if self.garbage.is_stuck() else None
 
+    def _stand_by(self, is_silent: Callable[[], bool]) -> None:
+        acts = False
+        while not self._leading.wait(STANDBY_POLL_SECONDS) and not self._stopping.is_set():
+            if not self.synced:
+                continue
+            self.settler.pods.list_again()
+            if acts == is_silent():
+                if not acts:
+                    self.settler.note_ages()
+                continue
+            acts = not acts
+            if acts:
+                self._log.warning("the leader does not renew the Lease, so this standby recounts the ledgers")
+                self.settler.queue.release()
+                self.settler.add_all()
+            else:
+                self._log.info("the leader renews the Lease again")
+                self.settler.queue.hold()
+
     def _main(self) -> None:
-        started = time.process_time()
-        # Wait until every watch has received its first list. If a ledger was settled from an incomplete list, the
-        # charges of stored pods would be released.
-        while not self.synced:
-            if self._stopping.wait(SYNC_POLL_SECONDS):
-                return
-        self._log.info("every watch has received its first list", cpu_seconds=round(time.process_time() - started, 2))
+        if not self._await_lists():
+            return
         for reconciler in self._reconcilers():
-            self._spawn(reconciler.name, reconciler.run)
+            reconciler.queue.release()
+            if reconciler is not self.settler.reconciler:
+                self._spawn(reconciler.name, reconciler.run)
         if watch := self.certificates:
             self._spawn("certificates", lambda: watch.run(self._stopping))
             self._spawn("registration", lambda: self.registration.run(self._stopping))
         if self.extender:
             self.extender.serve()
         self._quota_changed()
+        self.garbage.add_all()
         while not self._stopping.wait(self._timing.full_resync):
             self.settler.full_resync()
 
-    def _spawn(self, name: str, loop: Callable[[], None]) -> None:
-        self._threads.append(workqueue.spawn(name, loop, self._on_fault))
+    def _await_lists(self) -> bool:
+        """Wait until every watch has received its first list. Return False if this process stops before."""
+        # If a ledger was settled from an incomplete list, the charges of stored pods would be released.
+        started = time.process_time()
+        if self._standby:
+            self._standby.join()
+        while not self.synced:
+            if self._stopping.wait(SYNC_POLL_SECONDS):
+                return False
+        self._log.info("every watch has received its first list", cpu_seconds=round(time.process_time() - started, 2))
+        return True
+
+    def _spawn(self, name: str, loop: Callable[[], None]) -> threading.Thread:
+        thread = workqueue.spawn(name, loop, self._on_fault)
+        self._threads.append(thread)
+        return thread
 
     def _reconcilers(self) -> tuple[workqueue.Reconciler, ...]:
         parts = (
@@ -283,6 +333,8 @@ class Leader:
         self.publisher.reconciler.queue.add(namespace)
 
     def _report(self, namespace: str, use: NamespaceUse | None) -> None:
+        if not self._leading.is_set():
+            return  # The next leader reports what a standby has recounted.
         if use and self.namespaces.is_taking_effect(namespace):
             use = replace(use, taking_effect=True)
         if use:

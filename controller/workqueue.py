@@ -46,6 +46,7 @@ class WorkQueue:
         self._retried: set[str] = set()
         self._changed = threading.Condition()
         self._closed = False
+        self._held = False
 
     def add(self, key: str, delay: float = 0.0, interval: float | None = None) -> None:
         """Make a key due after ``delay`` seconds. If the key is already due earlier, change nothing.
@@ -54,6 +55,8 @@ class WorkQueue:
         """
         now = self._clock()
         with self._changed:
+            if self._held:
+                return
             apart = self._min_interval if interval is None else interval
             at = max(now + delay, self._last_turn.get(key, -math.inf) + apart)
             if at < self._due_at.get(key, math.inf):
@@ -91,6 +94,22 @@ class WorkQueue:
             key = self._earliest()
             due = (*self._unserved.values(), *(() if key is None else (self._due_at[key],)))
             return max(self._clock() - min(due), 0.0) if due else 0.0
+
+    def hold(self) -> None:
+        """Remove all keys, and ignore new keys until `release`, because another replica reconciles them now."""
+        with self._changed:
+            self._held = True
+            self._due_at.clear()
+            self._heap.clear()
+
+    @property
+    def is_held(self) -> bool:
+        return self._held
+
+    def release(self) -> None:
+        """Accept keys again. The caller must add all keys, because keys that were added since `hold` are lost."""
+        with self._changed:
+            self._held = False
 
     def close(self) -> None:
         """Close the queue: from now on, every call of `next` returns None."""

@@ -197,6 +197,46 @@ def a_pod_that_only_a_replica_has_counted_is_deleted_by_force(world: RunningWorl
     world.settle_after(20)
 
 
+def a_standby_that_is_behind_becomes_the_leader(world: RunningWorld) -> None:
+    """The watches of the standby have not delivered the pod yet, which was counted and deleted by force."""
+    pod = running(world, "pod", LONG)
+    world.delete(pod)
+    world.hand_over()
+    world.settle()
+    world.hear_and_settle()
+    world.settle_after(LONG - 10)
+
+
+def a_former_leader_still_recounts(world: RunningWorld) -> None:
+    """The former leader sees neither the new pod nor the forced deletion that the new leader has counted."""
+    pod = running(world, "pod", LONG)
+    world.hand_over()
+    world.delete(pod)
+    running(world, "new")
+    recount_by_standby(world)
+    world.settle_after(LONG - 10)
+    recount_by_standby(world)
+
+
+def a_standby_recounts_beside_the_leader(world: RunningWorld) -> None:
+    pod, other = running(world, "pod", LONG, claimed=True), running(world, "other", LONG)
+    world.standby.hear_all()
+    world.delete(pod)
+    let_claim_go(world, pod)
+    world.standby.hear(CLAIMS, 10)
+    recount_by_standby(world)
+    world.hear_and_settle()
+    world.delete(other)
+    world.standby.hear_all()
+    recount_by_standby(world)
+    world.settle_after(LONG - 10)
+
+
+def recount_by_standby(world: RunningWorld) -> None:
+    world.standby.settle(looks=True)
+    world.check()
+
+
 ALL: Sequence[Scenario] = (
     a_pod_is_deleted_by_force,
     a_pod_is_deleted_by_force_some_time_after_it_was_admitted,
@@ -214,4 +254,7 @@ ALL: Sequence[Scenario] = (
     two_pods_share_a_claim_and_the_first_is_deleted_by_force,
     a_claim_loses_its_devices_and_is_used_again,
     a_pod_that_only_a_replica_has_counted_is_deleted_by_force,
+    a_standby_that_is_behind_becomes_the_leader,
+    a_former_leader_still_recounts,
+    a_standby_recounts_beside_the_leader,
 )

@@ -88,7 +88,7 @@ class TrueClaim:
 
 
 class WatchingLeader:
-    """A controller that leads. It knows only the events that its watches have delivered so far."""
+    """A controller that leads, or its standby. It knows only the events that its watches have delivered so far."""
 
     def __init__(self, world: "RunningWorld") -> None:
         self._world = world
@@ -133,9 +133,14 @@ class WatchingLeader:
         with contextlib.suppress(VcudaError):
             self.settler.settle(TEAM)
 
+    def note(self) -> None:
+        """Note the ages of the charges in the newest ledger, as a standby does."""
+        self.settler.ledgers.relist()
+        self.settler.note_ages()
+
 
 class RunningWorld:
-    """The API server, the kubelets, one webhook and the leader."""
+    """The API server, the kubelets, one webhook, the leader, and a standby whose watches run too."""
 
     def __init__(self) -> None:
         self.now = 10_000.0
@@ -147,6 +152,7 @@ class RunningWorld:
         store_quota(self.api, json.dumps({TEAM: {"quota": {MODEL: 10}}}))
         self._store = self.new_store()
         self.leader = WatchingLeader(self)
+        self.standby = WatchingLeader(self)
 
     def clock(self) -> float:
         return self.now
@@ -283,6 +289,10 @@ class RunningWorld:
     def change_leader(self) -> None:
         self.leader = WatchingLeader(self)
 
+    def hand_over(self) -> None:
+        """Make the standby the leader. The former leader, which does not know this yet, may still write."""
+        self.leader, self.standby = self.standby, self.leader
+
     def count_by_replica(self) -> None:
         """Have a replica count by a LIST and write the result, as after an edit of the quota."""
         stored = self._store.open(TEAM)
@@ -294,7 +304,8 @@ class RunningWorld:
     def pass_by(self, seconds: float) -> None:
         """Let time pass. Events arrive within `LONGEST_LAG`, because a watch that is silent for longer is replaced."""
         self.now += seconds
-        self.leader.hear_until(self.now - LONGEST_LAG)
+        for each in (self.leader, self.standby):
+            each.hear_until(self.now - LONGEST_LAG)
         self.check()
 
     def held(self) -> int:

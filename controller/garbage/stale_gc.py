@@ -150,6 +150,9 @@ class StaleAllocationGc:
         pods.follow(self._pod_changed)
         nodes.follow(self._node_changed)
         # The key EVERYTHING is due at the start and then once per period. So a loop that handles no key is stuck.
+        self.add_all()
+
+    def add_all(self) -> None:
         self._queue.add(EVERYTHING)
 
     def is_stuck(self) -> bool:

@@ -102,6 +102,12 @@ class ChargeAges:
         """Record that this leader wrote a ledger. Charges that it first sees later were made after ``watch`` began."""
         self._written_under[namespace] = watch
 
+    def note(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> None:
+        """Remember when the charges and reservations of a ledger were first seen."""
+        self.pending(namespace, ledger, watch, now)
+        self.terminating(namespace, ledger, now)
+        self.reservations(namespace, ledger, watch, now)
+
     def forget(self, namespace: str) -> None:
         """Forget a namespace whose ledger was deleted."""
         for kept in (self._pending, self._terminating, self._written_under, self._renewed):

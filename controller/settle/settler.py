@@ -117,6 +117,8 @@ class Settler:
         self._with_room: set[str] = set()
         # `_unreadable`: by namespace, the version of a damaged ledger that will be deleted, and when it was found.
         self._unreadable: dict[str, tuple[str, float]] = {}
+        # `_noted`: by namespace, the version of the ledger whose charges `note_ages` has seen last.
+        self._noted: Mapping[str, str] = {}
         self._log = structlog.get_logger()
 
     def _add_grown(self, namespace: str) -> None:
@@ -349,6 +351,21 @@ class Settler:
 
     def reservation_ages(self) -> Mapping[str, float]:
         return self._ages.reservation_ages(self._clock())
+
+    def note_ages(self) -> None:
+        """Note since when the watches have run, and when the charges of each ledger were first seen.
+
+        A standby calls this regularly. When it recounts a ledger later, it need not measure these ages from then on.
+        """
+        watch, now = self._watching(), self._clock()
+        ledgers = {each.namespace: each for each in self.ledgers.snapshot().values()}
+        for namespace, known in ledgers.items():
+            if self._noted.get(namespace) != known.config_map.metadata.resource_version:
+                with contextlib.suppress(errors.UnreadableLedger):  # A recount reports this error.
+                    self._ages.note(namespace, known.read().ledger, watch, now)
+        for namespace in self._noted.keys() - ledgers.keys():
+            self._ages.forget(namespace)
+        self._noted = {namespace: each.config_map.metadata.resource_version for namespace, each in ledgers.items()}
 
     def _watching(self) -> Watch:
         return self._ages.watching(self.pods.since, self.claims.since, self._clock())

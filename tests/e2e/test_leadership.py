@@ -181,7 +181,8 @@ def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
     registry, on_fault = CollectorRegistry(), partial(faults.append, "a loop")
     timing = SettleTiming(pending_ttl=1.0, max_terminating=0)  # no kubelet reports here that a deleted pod has ended
     leader = Leader(kube, place, SYSTEM_NAMESPACE, NodeLabels(), registry, on_fault=on_fault, timing=timing)
-    leader.start()
+    leader.watch()
+    leader.lead()
     try:
         yield leader
     finally:

@@ -11,13 +11,14 @@ from prometheus_client import CollectorRegistry
 from controller.manager import Leader
 from examples.allocations import allocated_pod
 from tests.api_double import ApiDouble, Delivery, Effect
-from tests.builders import LABELS, container
+from tests.builders import LABELS, container, stored_pod
 from tests.cleaner import POD, START, marks_on
 from tests.processes import eventually
 from tests.quota_map import store_quota
 from tests.waiting import PATIENT
 from vcuda.kube import QuotaPlace
 from vcuda.quota.model import OVER_QUOTA
+from vcuda.quota.terms import LEDGER_NAMESPACE
 from vcuda.requests.schemes import GPU_MANAGER
 
 
@@ -38,7 +39,8 @@ def leader(api: ApiDouble) -> Iterator[Leader]:
 def test_a_leader_is_unhealthy_if_its_garbage_loop_is_stuck_or_a_watch_has_ended(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leader.start()
+    leader.watch()
+    leader.lead()
     assert leader.trouble() is None
     monkeypatch.setattr(leader.garbage, "is_stuck", lambda: True)
     assert leader.trouble() == "the loop that removes stale allocations is stuck"
@@ -79,9 +81,65 @@ def test_an_object_that_cannot_be_decoded_affects_no_other_in_any_loop(api: ApiD
         "published": lambda: f"{CONFIG_MAPS.format('team-a')}/gpu-quota-usage" in api.objects,
         "labelled": lambda: "labels" in api.objects["/api/v1/namespaces/team-b"]["metadata"],
     }
-    leader.start()
+    leader.watch()
+    leader.lead()
     eventually(lambda: all(each() for each in done.values()), lambda: {name: each() for name, each in done.items()})
     assert leader.trouble() is None
+
+
+LEDGER = f"{CONFIG_MAPS.format(LEDGER_NAMESPACE)}/gpu-ledger-team-a"
+
+
+@pytest.fixture
+def limited(api: ApiDouble) -> ApiDouble:
+    """A namespace with a limit, a stored pod that its ledger must count, and a pod with a stale allocation."""
+    store_quota(api, "team-a: {quota: {M40: 4}}")
+    api.store("/api/v1/namespaces/team-a", {"metadata": {"name": "team-a", "uid": "team-a"}})
+    counted = stored_pod({"tencent.com/vcuda-core": 100})
+    counted["metadata"] = {"name": "p", "namespace": "team-a", "uid": "p"}
+    api.store("/api/v1/namespaces/team-a/pods/p", counted)
+    api.forget_calls()
+    return api
+
+
+def writes(api: ApiDouble) -> set[str]:
+    return {*api.calls} - {"GET", "LIST"}
+
+
+def test_a_standby_keeps_all_watches_and_writes_nothing(limited: ApiDouble, leader: Leader) -> None:
+    leader.watch()
+    eventually(lambda: leader.ready, lambda: "not ready")
+    for name in ("a", "b"):
+        limited.store(f"/api/v1/namespaces/{name}", {"metadata": {"name": name, "uid": name}})
+    leader.namespaces.reflector.relist()
+    assert leader.settler.queue.lag() == 0.0
+    assert not writes(limited)
+
+
+def test_a_standby_recounts_ledgers_while_the_leader_is_silent_and_does_nothing_else(
+    limited: ApiDouble, leader: Leader
+) -> None:
+    silent = threading.Event()
+    leader.watch(silent.is_set)
+    eventually(lambda: leader.ready, lambda: "not ready")
+    silent.set()
+    eventually(lambda: "M40" in str(limited.objects.get(LEDGER)), limited.objects.keys)
+    assert f"{CONFIG_MAPS.format('team-a')}/gpu-quota-usage" not in limited.objects
+    assert marks_on(limited), "only the leader removes stale allocations"
+    silent.clear()
+    eventually(lambda: leader.settler.queue.is_held, lambda: "the standby still recounts")
+
+
+def test_a_standby_that_becomes_the_leader_does_all_the_work_that_is_due(limited: ApiDouble, leader: Leader) -> None:
+    leader.watch()
+    eventually(lambda: leader.ready, lambda: "not ready")
+    leader.lead()
+    done: dict[str, Callable[[], object]] = {
+        "recounted": lambda: "M40" in str(limited.objects.get(LEDGER)),
+        "freed": lambda: not marks_on(limited),
+        "published": lambda: f"{CONFIG_MAPS.format('team-a')}/gpu-quota-usage" in limited.objects,
+    }
+    eventually(lambda: all(each() for each in done.values()), lambda: {name: each() for name, each in done.items()})
 
 
 @pytest.fixture
@@ -96,7 +154,8 @@ def test_a_change_of_a_nodes_model_makes_pods_without_a_usable_model_retry(
     api: ApiDouble, leader: Leader, queued: list[set[str]]
 ) -> None:
     store_quota(api, "team-a: {quota: {M40: 4}}")
-    leader.start()
+    leader.watch()
+    leader.lead()
     eventually(lambda: len(queued) == 2, lambda: queued)  # at the first quota document, and at the start of the loops
     queued.clear()
     api.store("/api/v1/nodes/n1", {"metadata": {"name": "n1", "uid": "n1", "labels": {LABELS.model: "M40"}}})
@@ -110,7 +169,8 @@ def test_pods_without_a_model_retry_when_a_node_offers_a_resource_if_the_quota_r
     store_quota(api, "{team-a: {require_nodes: true, quota: {M40: 4}}, team-b: {quota: {M40: 4}}}")
     node: dict[str, Any] = {"metadata": {"name": "n1", "uid": "n1"}}
     api.store("/api/v1/nodes/n1", node)
-    leader.start()
+    leader.watch()
+    leader.lead()
     eventually(lambda: len(queued) == 2, lambda: queued)  # at the first quota document, and at the start of the loops
     for amount, retried in (("8", True), ("0", False), ("4", True)):
         queued.clear()
@@ -143,7 +203,8 @@ def test_a_stop_waits_for_the_removal_in_progress(
         assert goes_on.wait(PATIENT)
 
     api.deliver = after("PATCH", hold)
-    leader.start()
+    leader.watch()
+    leader.lead()
     assert patched.wait(PATIENT)
     stopping = threading.Thread(target=leader.stop)
     stopping.start()

@@ -131,6 +131,35 @@ def test_a_pod_that_has_ended_releases_its_gpu_at_once(*, claimed: bool) -> None
     assert world.used() == 0
 
 
+@pytest.mark.parametrize("claimed", [False, True], ids=["its own card", "a claim"])
+def test_a_pod_that_ended_while_no_replica_led_releases_its_gpu_as_soon_as_its_standby_leads(*, claimed: bool) -> None:
+    world = RunningWorld()
+    running(world, "other", claimed=claimed)
+    pod = running(world, "pod", LONG, claimed=claimed)
+    world.standby.hear_all()
+    world.end(pod)
+    world.delete(pod)
+    if claimed:
+        let_claim_go(world, pod)
+    world.hand_over()
+    world.hear_and_settle()
+    assert world.used() == 100
+
+
+def test_a_standby_measures_the_ages_of_charges_before_it_leads() -> None:
+    world = RunningWorld()
+    world.admit(TruePod("never-stored", 30))
+    pod = running(world, "pod", 60)
+    world.delete(pod)
+    world.hear_and_settle()
+    world.standby.note()
+    world.pass_by(STORABLE_SECONDS + 1)
+    assert world.used() == 200
+    world.hand_over()
+    world.settle()
+    assert world.used() == 0
+
+
 def test_a_claim_stays_in_the_count_until_the_watch_of_pods_shows_that_its_pod_has_ended() -> None:
     """The claim watch shows that the pod has released the claim, before the pod watch shows that the pod has ended. If
     the charge became terminating then, it would stay for a fixed time.

@@ -110,18 +110,23 @@ class RunningMachine(RuleBasedStateMachine):
 
     # Steps of this project's processes
 
-    @rule(collection=COLLECTIONS | st.none(), number=st.integers(1, 4))
-    def hear(self, collection: str | None, number: int) -> None:
-        """Let one of the leader's watches deliver some events, or let both watches deliver all events."""
+    @rule(collection=COLLECTIONS | st.none(), number=st.integers(1, 4), standby=st.booleans())
+    def hear(self, collection: str | None, number: int, *, standby: bool) -> None:
+        """Let a watch of the leader or standby deliver some events, or let both watches deliver all events."""
+        replica = self.world.standby if standby else self.world.leader
         if collection:
-            self.world.leader.hear(collection, number)
+            replica.hear(collection, number)
         else:
-            self.world.leader.hear_all()
+            replica.hear_all()
 
-    @rule(looks=st.booleans())
-    def settle(self, *, looks: bool) -> None:
-        """Let the leader settle the ledger by the events that its watches have delivered."""
-        self.world.leader.settle(looks=looks)
+    @rule(looks=st.booleans(), standby=st.booleans())
+    def settle(self, *, looks: bool, standby: bool) -> None:
+        """Let the leader, or the standby beside it, settle the ledger by the events that its watches have delivered."""
+        (self.world.standby if standby else self.world.leader).settle(looks=looks)
+
+    @rule()
+    def hand_over(self) -> None:
+        self.world.hand_over()
 
     @rule(missed=COLLECTIONS | st.none())
     def lose_sight(self, missed: str | None) -> None:
@@ -146,6 +151,7 @@ class RunningMachine(RuleBasedStateMachine):
             return
         for _ in range(4):
             self.world.now += 700
+            self.world.standby.hear_all()
             self.world.leader.hear_all()
             self.world.leader.settle(looks=True)
         assert self.world.used() == self.world.held()
