@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from bench import creates, discover, events, extender, large_pods, mutate, scale, stale, sweep
+from bench import creates, discover, events, extender, failover, large_pods, mutate, scale, stale, sweep
 from bench.go import BuildFailed
 from tools.component import StartupError
 from tools.control_plane import NoControlPlane
@@ -17,7 +17,8 @@ from tools.control_plane import NoControlPlane
 def main(context: click.Context) -> None:
     """Measure this system. The figures are for people, and no test checks them.
 
-    Without a command, all measurements except scale and large-pods run, in about half an hour. Each prints a table.
+    Without a command, all measurements except scale, failover and large-pods run, in about half an hour. Each prints a
+    table.
     `make bench` and `make scale` set KUBEBUILDER_ASSETS, the directory of etcd and kube-apiserver. The commands stale,
     events, discover, sweep, mutate and large-pods need no etcd and no kube-apiserver.
     """
@@ -41,6 +42,7 @@ for name, measure, text in MEASUREMENTS:
     main.add_command(click.Command(name, callback=measure, help=text))
 main.add_command(scale.main, "scale")
 main.add_command(creates.main, "creates")
+main.add_command(failover.main, "failover")
 
 if __name__ == "__main__":
     try:

@@ -37,3 +37,7 @@ def test_bench_creates_measures_every_kind_of_arrangement(assets: Path | None, c
 def test_bench_scale_measures_pods_claims_and_slices(assets: Path | None) -> None:
     sizes = ("--namespaces", "1", "--pods", "20", "--claims", "10", "--slices", "2", "--events", "2")
     assert bench(assets, "scale", *sizes)
+
+
+def test_bench_failover_kills_and_stops_the_leader(assets: Path | None) -> None:
+    assert {*bench(assets, "failover", "--rounds", "1")} == {"killed", "stopped"}

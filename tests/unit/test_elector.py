@@ -254,6 +254,24 @@ def test_a_deleted_lease_is_recreated(api: ApiDouble, leader: Candidate) -> None
     assert spec_of(api)["holderIdentity"] == "us"
 
 
+# Tests of the silence of another leader
+
+
+def test_a_leader_is_silent_since_a_candidate_last_saw_it_renew_the_lease(api: ApiDouble, us: Candidate) -> None:
+    assert us.elector.silence == 0.0, "the Lease has not been read yet"
+    held_by(api, "them")
+    assert not us.acquires_within(4)
+    assert us.elector.silence >= 4
+    held_by(api, "them")
+    assert not us.acquires_within(0)
+    assert us.elector.silence <= TIMING.retry_period
+
+
+def test_an_own_lease_is_never_silent(leader: Candidate) -> None:
+    leader.now += 20
+    assert leader.elector.silence == 0.0
+
+
 # Tests of releasing the Lease
 
 

@@ -152,6 +152,7 @@ def test_a_standby_measures_the_ages_of_charges_before_it_leads() -> None:
     pod = running(world, "pod", 60)
     world.delete(pod)
     world.hear_and_settle()
+    world.standby.hear_all()
     world.standby.note()
     world.pass_by(STORABLE_SECONDS + 1)
     assert world.used() == 200

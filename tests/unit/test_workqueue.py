@@ -135,6 +135,17 @@ def test_the_queue_contains_names_that_wait_or_were_served_recently(queue: WorkQ
     assert not queue.is_active("a")
 
 
+def test_a_held_queue_keeps_no_key_until_it_is_released(queue: WorkQueue) -> None:
+    queue.add("before")
+    queue.hold()
+    for number in range(100):
+        queue.add(f"key-{number}")
+    queue.release()
+    assert due_now(queue) == []
+    queue.add("after")
+    assert due_now(queue) == ["after"]
+
+
 @given(events=st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 30), st.floats(0, 20)), max_size=30))
 def test_every_event_is_followed_by_a_turn_and_turns_are_apart(events: list[tuple[str, float, float]]) -> None:
     clock = Clock()
