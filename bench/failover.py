@@ -125,7 +125,7 @@ def main(*, rounds: int, seconds: float, output: str) -> None:
         return
     rows = [("leader", "pause s", "full s")]
     rows += [(end, f"{each['pause']:.1f}", f"{each['full']:.1f}") for end, each in medians.items()]
-    click.echo(aligned(rows))
+    click.echo("\n".join(aligned(rows)))
 
 
 def run(rounds: int, seconds: float) -> dict[str, list[Failover]]:
