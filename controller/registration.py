@@ -81,20 +81,8 @@ class RegistrationWatch(Collector):
                 return
 
     def check(self, wait: Callable[[float], object]) -> None:
-        """Read every declared object. Raises VcudaError if the API server does not answer.
-
-        A finding about a plugin is kept while its probe fails, and does not depend on the other probe.
-        """
-        missing, failure = objects.missing_registration(self._kube), None
-        for each, probe in ((NO_POLICIES, self._is_evaluated), (NO_WEBHOOKS, self._is_called)) if not missing else ():
-            try:
-                lacks = not any(probe() or wait(PAUSE_SECONDS) for _ in range(ATTEMPTS))
-            except errors.VcudaError as error:
-                lacks, failure = each in (self._missing or ()), error
-                if UNTRUSTED in str(error):
-                    missing, failure = [*missing, NO_TRUST], None
-            if lacks:
-                missing = [*missing, each]
+        """Read every declared object. Raises VcudaError if the API server does not answer."""
+        missing, failure = find_missing(self._kube, self._is_evaluated, wait, self._missing or ())
         self._keep(missing)
         if failure:
             raise failure
@@ -110,14 +98,35 @@ class RegistrationWatch(Collector):
             self._log.info("the registration is complete again")
         self._on_change()
 
-    def _is_called(self) -> bool:
-        """Return False if the API server admits the ConfigMap that the webhook rejects, even by a failed call."""
+
+def find_missing(
+    kube: Kube, is_evaluated: Callable[[], bool], wait: Callable[[float], object], known: Sequence[MissingObject] = ()
+) -> tuple[Sequence[MissingObject], errors.VcudaError | None]:
+    """Return what is missing, and the error of a probe that failed. Raises VcudaError if no object can be read.
+
+    A finding about a plugin that is in ``known`` is kept while its probe fails. It does not depend on the other probe.
+    """
+    missing, failure = objects.missing_registration(kube), None
+    for each, probe in ((NO_POLICIES, is_evaluated), (NO_WEBHOOKS, lambda: _is_called(kube))) if not missing else ():
         try:
-            self._kube.post(f"/api/v1/namespaces/{_PROBED}/configmaps", _BODY, {"dryRun": "All"})
-        except errors.Conflict:  # the ConfigMap exists, which is reported after all webhooks have admitted the probe
-            return False
-        except errors.ApiError as error:
-            if CALLED not in error.message:
-                raise
-            return True
+            lacks = not any(probe() or wait(PAUSE_SECONDS) for _ in range(ATTEMPTS))
+        except errors.VcudaError as error:
+            lacks, failure = each in known, error
+            if UNTRUSTED in str(error):
+                missing, failure = [*missing, NO_TRUST], None
+        if lacks:
+            missing = [*missing, each]
+    return missing, failure
+
+
+def _is_called(kube: Kube) -> bool:
+    """Return False if the API server admits the ConfigMap that the webhook rejects, even by a failed call."""
+    try:
+        kube.post(f"/api/v1/namespaces/{_PROBED}/configmaps", _BODY, {"dryRun": "All"})
+    except errors.Conflict:  # the ConfigMap exists, which is reported after all webhooks have admitted the probe
         return False
+    except errors.ApiError as error:
+        if CALLED not in error.message:
+            raise
+        return True
+    return False

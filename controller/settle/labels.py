@@ -6,7 +6,7 @@ So the webhook is called for the first pod of a new namespace even if this contr
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 import structlog
@@ -59,20 +59,8 @@ class NamespaceLabels:
         return _value(self.reflector.get(("", name))) is not None
 
     def is_evaluated(self) -> bool:
-        """Return False if a limited namespace shows that the API server does not evaluate policy `PROBE_POLICY`.
-
-        Another rejection shows nothing, for example of a namespace that is being deleted. Then probe the next one, of
-        at most `MAX_PROBES`. Raises the last ApiError if no namespace shows it.
-        """
-        failure: errors.ApiError | None = None
-        for name in itertools.islice(self._limited(), MAX_PROBES):
-            try:
-                return self._probed(name)
-            except errors.ApiError as error:
-                failure = error
-        if failure:
-            raise failure
-        return True
+        """Return False if a limited namespace shows that the API server does not evaluate policy `PROBE_POLICY`."""
+        return is_evaluated(self._kube, self._limited())
 
     def _limited(self) -> Iterator[str]:
         quota = self._quota.current()
@@ -115,20 +103,7 @@ class NamespaceLabels:
     def _is_in_effect(self, name: str) -> bool:
         """Return True if the API server already applies the namespace's label, so that it calls the webhook."""
         with contextlib.suppress(errors.ApiError):
-            return self._probed(name)
-        return False
-
-    def _probed(self, name: str) -> bool:
-        """Return True if policy `PROBE_POLICY` rejects the probe. Raises ApiError if anything else rejects it."""
-        probe = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PROBE, "namespace": name}}
-        path = f"/api/v1/namespaces/{segment(name)}/configmaps"
-        try:
-            self._kube.post(path, msgspec.json.encode(probe), {"dryRun": "All"})
-        except errors.ApiError as error:
-            # The API server reports a Conflict (the ConfigMap exists) only after all policies have admitted the probe.
-            if PROBE_POLICY not in error.message and not isinstance(error, errors.Conflict):
-                raise
-            return PROBE_POLICY in error.message
+            return _probed(self._kube, name)
         return False
 
     def _on_event(self, old: k8s_types.K8sObject | None, new: k8s_types.K8sObject | None) -> None:
@@ -136,6 +111,37 @@ class NamespaceLabels:
         if changed and not (old and new and _value(old) == _value(new)):
             self.reconciler.queue.add(changed.metadata.name)
             self._on_change(changed.metadata.name)
+
+
+def is_evaluated(kube: Kube, limited: Iterable[str]) -> bool:
+    """Return False if a limited namespace shows that the API server does not evaluate policy `PROBE_POLICY`.
+
+    Another rejection shows nothing, for example of a namespace that is being deleted. Then probe the next one, of at
+    most `MAX_PROBES`. Raises the last ApiError if no namespace shows it.
+    """
+    failure: errors.ApiError | None = None
+    for name in itertools.islice(limited, MAX_PROBES):
+        try:
+            return _probed(kube, name)
+        except errors.ApiError as error:
+            failure = error
+    if failure:
+        raise failure
+    return True
+
+
+def _probed(kube: Kube, name: str) -> bool:
+    """Return True if policy `PROBE_POLICY` rejects the probe. Raises ApiError if anything else rejects it."""
+    probe = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PROBE, "namespace": name}}
+    path = f"/api/v1/namespaces/{segment(name)}/configmaps"
+    try:
+        kube.post(path, msgspec.json.encode(probe), {"dryRun": "All"})
+    except errors.ApiError as error:
+        # The API server reports a Conflict (the ConfigMap exists) only after all policies have admitted the probe.
+        if PROBE_POLICY not in error.message and not isinstance(error, errors.Conflict):
+            raise
+        return PROBE_POLICY in error.message
+    return False
 
 
 _NAMESPACE = Decoder(k8s_types.K8sObject)
