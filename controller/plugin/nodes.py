@@ -1,4 +1,4 @@
-"""The command ``kubectl gpuquota nodes``: lists the GPU nodes with their models, cards and free cards.
+"""The command ``kubectl gpuquota nodes``: lists the GPU nodes, and the promised and present cards of each model.
 
 The command lists nodes, pods, ResourceClaims and ResourceSlices, and calls the same functions with which the controller
 labels nodes and charges pods. So this module needs the packages of the extra `server`. The rest of the plugin does not.
@@ -6,13 +6,17 @@ labels nodes and charges pods. So this module needs the packages of the extra `s
 
 import math
 import os
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import msgspec
 import yaml
 
+from controller.plugin.published import EVERY_REPORT, SpoiltReport, read_report
 from vcuda import errors, k8s_types
 from vcuda.allocations.stored_claims import ClaimCounter, ClaimReader, charged_by_pods
 from vcuda.allocations.stored_pods import StoredPod, read_stored
@@ -27,7 +31,8 @@ from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.node_states import NodeAvailability, read_state
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.registers import Registers, read_registers
-from vcuda.quota.model import CORES_PER_CARD, Cores, total
+from vcuda.quota.model import CORES_PER_CARD, Cores, Limit, Quota, total
+from vcuda.quota.terms import SYSTEM_NAMESPACES, UNASKED_NAMESPACES
 from vcuda.requests.config import QuotaConfig, parse_config
 from vcuda.requests.resources import PLAIN_CARDS, GpuResources, ProductRow
 
@@ -38,6 +43,7 @@ _POD = Decoder(k8s_types.Pod)
 _SLICE = Decoder(objects.ResourceSlice)
 _CLASS = Decoder(objects.DeviceClass)
 _CONFIG_MAP = Decoder(k8s_types.ConfigMap)
+_OBJECT = Decoder(k8s_types.K8sObject)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +68,29 @@ class GpuNode:
     """Whether new pods may run on the node: `yes`, or `no` or `if tolerated` with the reasons."""
 
 
-class ClusterNodes(NamedTuple):
-    """The GPU nodes, sorted by name, and warnings about the quota."""
+@dataclass(frozen=True, slots=True)
+class PromisedCards:
+    """The cards of one GPU model. MIG slices are counted as the parts of a card that they are charged."""
+
+    model: str
+    promised: float
+    """The sum of the limits of all namespaces, with the grants that apply now."""
+    present: float
+    """The cards of the nodes of this model."""
+    taking_pods: float
+    """The part of ``present`` on nodes that are ready and not cordoned."""
+    charged: float
+    """The sum of the published usage of all namespaces."""
+    free: float
+    """The part of ``taking_pods`` that no pod and no ResourceClaim uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNodes:
+    """The GPU nodes, sorted by name, the cards of each model, and warnings about the quota."""
 
     nodes: tuple[GpuNode, ...]
+    models: tuple[PromisedCards, ...]
     warnings: tuple[str, ...]
 
 
@@ -105,12 +130,12 @@ def _own_kubeconfig() -> Path | None:
     return OWN_KUBECONFIG if isinstance(config, dict) and config.get("current-context") else None
 
 
-def read(kubeconfig: Path | None, context: str | None, model_label: str, place: tuple[str, str, str]) -> ClusterNodes:
+def read(kube: Kube, model_label: str, place: tuple[str, str, str]) -> ClusterNodes:
     """Return the GPU nodes of the cluster. ``place``: namespace, name and key of the quota ConfigMap.
 
     Raises VcudaError, for example if the user lacks a permission.
     """
-    kube, keys = connect(kubeconfig, context), NodeLabels(model_label)
+    keys = NodeLabels(model_label)
     config, faults = _config(kube, QuotaPlace(*place))
     known = config.resources
     read = list(_each(kube, "/api/v1/nodes", _NODE.decode))
@@ -127,26 +152,79 @@ def read(kubeconfig: Path | None, context: str | None, model_label: str, place: 
         for each in sorted(seen, key=lambda each: each.name)
         if each.found.label or each.found.seen or each.found.doubts or any(each.facts.offered.values())
     ]
-    return ClusterNodes(tuple(rows), (*faults, *model_warnings(config.quota.models, nodes.models)))
+    models = tuple(_model_cards(kube, config.quota.at(time.time()), rows))
+    warnings = (
+        *faults,
+        *model_warnings(config.quota.models, nodes.models),
+        *oversubscribed(models),
+        *uncounted(rows),
+    )
+    return ClusterNodes(tuple(rows), models, warnings)
 
 
 def _config(kube: Kube, place: QuotaPlace) -> tuple[QuotaConfig, tuple[str, ...]]:
     path = f"/api/v1/namespaces/{segment(place.namespace)}/configmaps/{segment(place.name)}"
     try:
-        return parse_config(_CONFIG_MAP.decode(kube.get(path)).data or {}, place.key), ()
+        system = SYSTEM_NAMESPACES | UNASKED_NAMESPACES
+        return parse_config(_CONFIG_MAP.decode(kube.get(path)).data or {}, place.key, system), ()
     except errors.NotFound:
         return QuotaConfig(), ()
     except errors.QuotaFault as fault:
         return QuotaConfig(), (f"the quota document is malformed and was ignored: {fault}",)
 
 
-def _each(kube: Kube, path: str, decode: Callable[[bytes], T | None]) -> Iterator[T]:
+def _model_cards(kube: Kube, quota: Quota, rows: Iterable[GpuNode]) -> Iterator[PromisedCards]:
+    promised: Counter[str] = Counter()
+    for limits in _limits_in_force(kube, quota):
+        promised.update({model: limit.most_cores for model, limit in limits.items()})
+    charged: Counter[str] = Counter()
+    for report in _each(kube, "/api/v1/configmaps", lambda raw: read_report(msgspec.json.decode(raw)), EVERY_REPORT):
+        for use in report.models:
+            charged[use.model] += round(use.used * CORES_PER_CARD)
+    present, taking, free = Counter[str](), Counter[str](), Counter[str]()
+    for row in (row for row in rows if row.models):
+        model, cores = row.models[0], round((row.cards or 0) * CORES_PER_CARD)
+        present[model] += cores
+        if not row.takes_pods.startswith("no"):
+            taking[model] += cores
+            free[model] += round((row.free or 0) * CORES_PER_CARD)
+    for model in sorted({*quota.models, *present}):
+        yield PromisedCards(
+            model, *(each[model] / CORES_PER_CARD for each in (promised, present, taking, charged, free))
+        )
+
+
+def _limits_in_force(kube: Kube, quota: Quota) -> Iterator[Mapping[str, Limit]]:
+    """Yield the limits of each namespace. The entry "*" counts once for each existing namespace that it limits."""
+    names = {*quota.namespaces}
+    if quota.default:
+        names.update(_each(kube, "/api/v1/namespaces", lambda raw: _OBJECT.decode(raw).metadata.name))
+    for name in names:
+        if entry := quota.for_namespace(name):
+            yield entry.limits
+
+
+def oversubscribed(models: Iterable[PromisedCards]) -> Iterator[str]:
+    for each in models:
+        if each.promised > each.present > 0:
+            yield f"the quotas promise {each.promised:g} cards of {each.model}, but the nodes have {each.present:g}"
+
+
+def uncounted(rows: Iterable[GpuNode]) -> Iterator[str]:
+    unknown = Counter(row.models[0] for row in rows if row.models and row.cards is None)
+    for model, count in sorted(unknown.items()):
+        yield f"the number of cards of {count} nodes of {model} is unknown, so PRESENT and FREE leave these nodes out"
+
+
+def _each(
+    kube: Kube, path: str, decode: Callable[[bytes], T | None], params: Mapping[str, str] | None = None
+) -> Iterator[T]:
     """Yield the objects of all pages of a LIST. An object that cannot be decoded is left out."""
-    for page in kube.list_pages(path):
+    for page in kube.list_pages(path, params):
         for raw in page.items:
             try:
                 found = decode(raw)
-            except (ValueError, *k8s_types.UNDECODABLE):
+            except (ValueError, SpoiltReport, *k8s_types.UNDECODABLE):
                 continue
             if found is not None:
                 yield found
@@ -163,7 +241,7 @@ def _row(seen: _Seen, known: GpuResources, used: Cores) -> GpuNode:
     found, named = seen.found, known.models
     counts = found.model(named)
     row = named.rows.get(counts, ProductRow())
-    cards = found.cards(seen.facts, known)
+    cards = found.cards(seen.facts, known, seen.published)
     alive = [each for each in known.schemes if is_alive(each, seen.facts, seen.registers)]
     is_plain = seen.facts.offered.get(PLAIN_CARDS) and all(each.count != PLAIN_CARDS for each in alive)
     served_by = [*(each.name for each in alive), *([PLAIN_CARDS] if is_plain else [])]
@@ -224,3 +302,8 @@ def node_row(node: GpuNode) -> tuple[str, ...]:
     cards, memory, free = figures
     models, source = ", ".join(node.models) or "none", node.source or "none"
     return (node.node, models, cards, memory, source, node.scheme, free, node.takes_pods)
+
+
+def model_row(cards: PromisedCards) -> tuple[str, ...]:
+    figures = (cards.promised, cards.present, cards.taking_pods, cards.charged, cards.free)
+    return (cards.model, *(f"{each:g}" for each in figures))

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 
-from vcuda.ledger.report import NamespaceUse, PodUse
+from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
 from vcuda.quota.terms import CORES_PER_CARD, Mode
 
 BAR = 20
@@ -44,17 +44,36 @@ def use_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
 
 
 def total_rows(uses: Sequence[NamespaceUse]) -> Iterator[tuple[str, ...]]:
-    """Yield a table row with the total of each GPU model that more than one namespace has."""
-    by_model = sorted((each for use in uses for each in use.models), key=lambda each: each.model)
-    for name, group in itertools.groupby(by_model, key=lambda each: each.model):
-        found = list(group)
-        # If any namespace limits only the memory of the model, its limit in cards is unknown, so there is no total.
-        if len(found) > 1 and all(each.limit is not None for each in found):
+    """Yield a table row with the total of each GPU model that more than one namespace has.
+
+    If a namespace limits only the memory of the model, the total has no limit in cards.
+    """
+    for name, group in _by_model(uses):
+        if len(group) > 1:
+            found = [each for _, each in group]
             used, pending = sum(each.used for each in found), sum(each.pending for each in found)
             free, limit = sum(each.available or 0 for each in found), sum(each.limit or 0 for each in found)
             reserved = sum(each.reserved for each in found)
-            figures = [f"{cards:g}" for cards in (used, free, limit)]
-            yield ("total", name, *figures, bar(used, limit, reserved), f"{pending:g}", "", f"{reserved:g}", "")
+            is_limited = all(each.limit is not None for each in found)
+            limits = (f"{free:g}", f"{limit:g}", bar(used, limit, reserved)) if is_limited else ("", "", "")
+            yield ("total", name, f"{used:g}", *limits, f"{pending:g}", "", f"{reserved:g}", "")
+
+
+def total_warnings(uses: Sequence[NamespaceUse]) -> Iterator[str]:
+    """Yield a warning for each row of `total_rows` that has no limit."""
+    for name, group in _by_model(uses):
+        by_memory = [namespace for namespace, each in group if each.limit is None]
+        if by_memory and len(group) > 1:
+            yield (
+                f"the total of {name} has no limit and no free cards, because these namespaces limit only its memory: "
+                f"{', '.join(by_memory)}"
+            )
+
+
+def _by_model(uses: Sequence[NamespaceUse]) -> Iterator[tuple[str, list[tuple[str, ModelUse]]]]:
+    pairs = sorted(((use.namespace, each) for use in uses for each in use.models), key=lambda pair: pair[1].model)
+    for name, group in itertools.groupby(pairs, key=lambda pair: pair[1].model):
+        yield name, [*group]
 
 
 def holder_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:

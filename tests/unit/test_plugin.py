@@ -125,16 +125,20 @@ def test_a_missing_registration_is_shown_once_and_next_to_every_namespace(cluste
     ]
 
 
-def test_totals_are_by_model_and_leave_out_limits_on_memory_alone(cluster: Cluster) -> None:
+def test_totals_are_by_model_and_a_line_says_why_a_total_has_no_limit(cluster: Cluster) -> None:
     memory = {**M40, "limit": None, "available": None, "memory_limit": 1000, "memory_used": 250, "card_memory": 500}
     cluster.publish("team-a", M40, P100)
     cluster.publish("team-b", M40)
     cluster.publish("team-c", P100, {**memory, "model": "L4"})
     totals = [line.split() for line in run("-A").stdout.splitlines() if line.startswith("total")]
     assert [row[:5] for row in totals] == [["total", "M40", "13", "3", "16"], ["total", "P100", "0", "0", "0"]]
-    assert "total" not in run("-n", "team-a").stdout
+    assert ("total" in run("-n", "team-a").stdout, run("-A").stderr) == (False, "")
     cluster.publish("team-b", memory)
-    assert not [line for line in run("-A").stdout.splitlines() if line.startswith("total      M40")]
+    shown = run("-A")
+    [total] = [line.split() for line in shown.stdout.splitlines() if line.startswith("total      M40")]
+    assert total == ["total", "M40", "13", "2"]
+    assert "the total of M40 has no limit and no free cards" in shown.stderr
+    assert "limit only its memory: team-b\n" in shown.stderr
     [row] = run("-n", "team-b").stdout.splitlines()[1:]
     assert row.split() == ["team-b", "M40", "6.5", "[#####---------------]", "1", "250", "of", "1000"]
 

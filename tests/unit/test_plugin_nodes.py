@@ -39,12 +39,17 @@ def store_pod(cluster: Cluster, name: str, node_name: str, limits: Manifest, **s
 
 
 def table(*arguments: str) -> list[list[str]]:
-    return [line.split() for line in run("nodes", *arguments).stdout.splitlines()]
+    """Return the cells of the table of nodes, which is shown above the table of models."""
+    return [line.split() for line in run("nodes", *arguments).stdout.partition("\n\n")[0].splitlines()]
 
 
-def rows() -> dict[str, dict[str, Any]]:
-    told: Iterable[dict[str, Any]] = json.loads(run("nodes", "-o", "json").stdout)
-    return {each.pop("node"): each for each in told}
+def rows(kind: str = "nodes", key: str = "node") -> dict[str, dict[str, Any]]:
+    told: Iterable[dict[str, Any]] = json.loads(run("nodes", "-o", "json").stdout)[kind]
+    return {each.pop(key): each for each in told}
+
+
+def models() -> dict[str, dict[str, Any]]:
+    return rows("models", "model")
 
 
 def test_the_nodes_of_a_mixed_cluster_are_shown_as_a_table(cluster: Cluster) -> None:
@@ -170,7 +175,7 @@ def test_doubts_and_models_that_no_node_has_are_shown_as_warnings(cluster: Clust
         f"Warning: no node has GPU model A100; nodes have {T4_PRODUCT}",
     ]
     told = run("nodes", "-o", "json")
-    assert (len(json.loads(told.stdout)[0]["doubts"]), told.stderr) == (1, "")
+    assert (len(json.loads(told.stdout)["nodes"][0]["doubts"]), told.stderr) == (1, "")
 
 
 def test_a_cluster_without_models_is_reported(cluster: Cluster) -> None:
@@ -200,3 +205,67 @@ def test_without_an_answer_the_command_fails_and_says_why(cluster: Cluster, refu
     cluster.deliver = rejected(Forbidden(403, "nodes is forbidden"), "GET", "LIST") if refused else lost_request
     told = run("nodes")
     assert (told.exit_code, ("forbidden" if refused else "timed out") in told.stderr) == (1, True)
+
+
+def test_promised_cards_are_shown_beside_the_present_taking_charged_and_free_ones(cluster: Cluster) -> None:
+    store_quota(cluster, "{team-a: {quota: {A100: 3}}, team-b: {quota: {A100: 2.5, H100: 1}}}")
+    store_nodes(
+        cluster,
+        node(hami(A100, A100), labelled("A100"), name="h1"),
+        {**node(hami(A100), labelled("A100"), name="h2"), "spec": OUT_OF_SERVICE},
+        {**node(hami(A100), labelled("A100"), name="h3"), "spec": {"taints": TAINTS}},
+    )
+    store_pod(cluster, "half", "h1", {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 50, "nvidia.com/gpumem": 1})
+    for team, used in (("team-a", 0.5), ("team-b", 0.25)):
+        cluster.publish(team, {"model": "A100", "limit": 3, "used": used, "pending": 0, "available": 2})
+    cluster.publish("team-c", text="{")
+    a100 = {"promised": 5.5, "present": 4, "taking_pods": 3, "charged": 0.75, "free": 2.5}
+    h100 = {"promised": 1, "present": 0, "taking_pods": 0, "charged": 0, "free": 0}
+    assert models() == {"A100": a100, "H100": h100}
+    shown = run("nodes")
+    assert [line.split() for line in shown.stdout.partition("\n\n")[2].splitlines()] == [
+        ["MODEL", "PROMISED", "PRESENT", "TAKING", "PODS", "CHARGED", "FREE"],
+        ["A100", "5.5", "4", "3", "0.75", "2.5"],
+        ["H100", "1", "0", "0", "0", "0"],
+    ]
+    promise = "Warning: the quotas promise 5.5 cards of A100, but the nodes have 4"
+    assert [line for line in shown.stderr.splitlines() if "promise" in line] == [promise]
+
+
+def test_grants_count_as_promised_only_while_they_apply(cluster: Cluster) -> None:
+    grants = "[{A100: 4, until: 2999-01-01}, {A100: 8, until: 2020-01-01}, {A100: 16, from: 2998-01-01}]"
+    store_quota(cluster, f"team-a: {{quota: {{A100: 1}}, grants: {grants}}}")
+    assert models()["A100"]["promised"] == 5
+
+
+def test_the_entry_for_all_namespaces_is_promised_once_for_each_namespace_that_it_limits(cluster: Cluster) -> None:
+    store_quota(cluster, '{"*": {quota: {A100: 1}, except: [free]}, team-a: {quota: {A100: 4}}}')
+    for name in ("team-a", "team-b", "team-c", "free", "kube-system", "vcuda-quota"):
+        cluster.store(f"/api/v1/namespaces/{name}", {"metadata": {"name": name}})
+    assert models()["A100"]["promised"] == 4 + 2
+
+
+def test_a_limit_of_memory_alone_promises_the_cards_with_this_memory(cluster: Cluster) -> None:
+    store_quota(cluster, "team-a: {quota: {A100: {memory: 80Gi}}}", gpu_models="{A100: {memory: 40Gi}}")
+    assert models()["A100"]["promised"] == 2
+
+
+def test_mig_nodes_have_the_cards_that_their_slices_are_charged(cluster: Cluster) -> None:
+    slices = {"nvidia.com/mig-1g.5gb": "7", "nvidia.com/mig-3g.20gb": "2", "nvidia.com/gpu": "1"}
+    store_nodes(cluster, node({"allocatable": slices}, labelled("A100"), name="m1"))
+    store_quota(cluster, "{}", gpu_models="{A100: {memory: 40Gi}}")
+    assert (rows()["m1"]["cards"], models()["A100"]["present"]) == (3, 3)
+
+
+def test_mig_nodes_of_a_driver_have_the_cards_that_their_slices_are_charged(cluster: Cluster) -> None:
+    cluster.store(API_PATH, {"kind": "APIResourceList"})
+    parts = (claims.device(claims.A100, "mig", "1g.5gb", f"mig-{n}") for n in range(14))
+    cluster.store(f"{API_PATH}/resourceslices/one", slice_manifest(claims.slice_of(claims.NVIDIA, "d1", *parts)))
+    store_nodes(cluster, node(labelled("A100", by="resourceslices"), name="d1"))
+    assert (rows()["d1"]["cards"], models()["A100"]["present"]) == (2, 2)
+
+
+def test_a_node_without_a_number_of_cards_is_left_out_and_a_warning_says_so(cluster: Cluster) -> None:
+    store_nodes(cluster, node(labelled("A100"), name="h1"), node(hami(A100), labelled("A100"), name="h2"))
+    assert models()["A100"]["present"] == 1
+    assert "the number of cards of 1 nodes of A100 is unknown" in run("nodes").stderr

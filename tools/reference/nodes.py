@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from controller.plugin.nodes import GpuNode, PromisedCards, oversubscribed, uncounted
+from controller.plugin.usage_table import total_warnings
 from examples import claims
 from examples.discovery import A100, A100_PRODUCT, DELETED, NAME, T4, features, found_on, hami, labelled, node
 from tools.reference.told import Chapter, Told
 from vcuda.discovery.names import model_warnings
+from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.ledger.reporting import FULL_WARNING
 from vcuda.placement.node_states import CORDON, NOT_READY, NodeAvailability, Taint
 
@@ -23,6 +26,11 @@ def chapters() -> tuple[Chapter, ...]:
             "Models without nodes",
             ("`kubectl gpuquota` prints these warnings about models that no node has, and the controller logs them."),
             tuple(_unknown()),
+        ),
+        Chapter(
+            "Promised and present cards",
+            ("`kubectl gpuquota nodes` and `kubectl gpuquota -A` print these warnings."),
+            tuple(_promised()),
         ),
         Chapter(
             "A namespace that counts as full",
@@ -93,6 +101,16 @@ def _doubts() -> Iterator[Told]:
     yield Told(moved.why_held(in_use=True), "If the label of the cloud is right, drain the node.")
     lost = found_on(node(features("Tesla-T4"), labelled("A100", by="hami")))
     yield Told(lost.why_held(in_use=False), "If the source of the model stays away, remove the label from the node.")
+
+
+def _promised() -> Iterator[Told]:
+    [promised] = oversubscribed([PromisedCards("A100", 12, 8, 8, 3, 5)])
+    yield Told(promised, "Lower the limits, if not all namespaces should get their whole quota at the same time.")
+    [unknown] = uncounted([GpuNode("gpu-1", ("A100",), None, None, "label", "", None)])
+    yield Told(unknown, "Install GPU feature discovery, or a device plugin.")
+    by_memory = ModelUse("A100", None, 1, 0, None, memory_limit=81920)
+    uses = [NamespaceUse("team-a", "enforce", (by_memory,)), NamespaceUse("team-b", "enforce", (by_memory,))]
+    yield Told(next(total_warnings(uses)), "Limit the model in cards, if you need the total.")
 
 
 def _unknown() -> Iterator[Told]:

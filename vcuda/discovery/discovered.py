@@ -14,8 +14,9 @@ from vcuda.discovery.names import MAX_NAMES, model_of, normalise
 from vcuda.discovery.sources import DriverCards, NodeFacts, SourceCards
 from vcuda.placement.card_types import is_named
 from vcuda.placement.registers import Registers
-from vcuda.quota.terms import CORES_PER_CARD
+from vcuda.quota.model import CORES_PER_CARD, Charge, total
 from vcuda.quota.values import listed
+from vcuda.requests.mig import PROFILE
 from vcuda.requests.resources import BUILT_IN, PLAIN_CARDS, CardModels, CardWorth, GpuResources
 
 _FROM = " from "
@@ -89,18 +90,26 @@ class Found(msgspec.Struct, frozen=True):
         """Return the model by which the quota counts the node; empty if there is none."""
         return named.model_of(self.label) if self.label else ""
 
-    def cards(self, facts: NodeFacts, known: GpuResources) -> float | None:
-        """Return the number of the node's cards; None if it is unknown."""
-        if self.seen and (listed := sum(self.seen[0].cards.values())):
-            return listed
+    def cards(
+        self, facts: NodeFacts, known: GpuResources, published: DriverCards = MappingProxyType({})
+    ) -> float | None:
+        """Return the number of the node's cards; None if it is unknown. MIG slices count as what they are charged.
+
+        ``published``: the devices that DRA drivers publish for the node.
+        """
+        for source in self.seen:
+            if number := sum(source.cards.values()):
+                return number
         for scheme in known.schemes:
             if cores := facts.offered.get(scheme.cores):
                 return cores / CORES_PER_CARD
         # If a register cannot be read, the plain resource may count parts of cards.
-        if PLAIN_CARDS not in facts.offered or facts.malformed:
+        if facts.malformed:
             return None
-        worth = known.models.worths.get(self.model(known.models), CardWorth())
-        return facts.offered[PLAIN_CARDS] * worth.cores / CORES_PER_CARD
+        model = self.model(known.models)
+        whole = facts.offered.get(PLAIN_CARDS, 0) * known.models.worths.get(model, CardWorth()).cores
+        parts = total(_mig_slices(facts, known, published, model)).cores if model else 0
+        return float(whole + parts) / CORES_PER_CARD if parts or PLAIN_CARDS in facts.offered else None
 
     def is_missing(self) -> bool:
         return self.label is None and self.wanted is not None
@@ -207,6 +216,17 @@ def _agrees(weaker: SourceCards, models: Mapping[str, int], named: CardModels) -
 def _is_called(label: str, source_cards: SourceCards, named: CardModels) -> bool:
     model = named.model_of(label)
     return any(model_of(product, named) == model or is_named(product, label) for product in source_cards.cards)
+
+
+def _mig_slices(facts: NodeFacts, known: GpuResources, published: DriverCards, model: str) -> Iterator[Charge]:
+    """Yield the charge of all slices of each MIG profile that the node's device plugin or DRA driver offers."""
+    profiles = [
+        *((name.removeprefix(PROFILE), count) for name, count in facts.offered.items() if name.startswith(PROFILE)),
+        *((offer.profile, count) for offers in published.values() for offer, count in offers.items() if offer.profile),
+    ]
+    for profile, count in profiles:
+        if charge := known.worth_of_profile(profile, model):
+            yield charge * count
 
 
 def display(source: str) -> str:

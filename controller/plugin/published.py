@@ -1,0 +1,36 @@
+"""Reads the usage report of a namespace, which the controller publishes in a ConfigMap."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from vcuda import errors
+from vcuda.ledger.report import NamespaceUse
+from vcuda.quota.terms import USAGE_KEY, USAGE_LABELS, USAGE_NAME
+
+EVERY_REPORT: Mapping[str, str] = {
+    "fieldSelector": f"metadata.name={USAGE_NAME}",
+    "labelSelector": ",".join(f"{key}={value}" for key, value in USAGE_LABELS.items()),
+}
+"""The parameters of a LIST of ConfigMaps in all namespaces that returns only usage reports.
+
+A policy allows only the controller to write ConfigMaps with this name, so no tenant can forge a report.
+"""
+
+
+class SpoiltReport(errors.VcudaError):
+    """The usage report of a namespace is invalid, or describes another namespace, because somebody has edited it."""
+
+
+def read_report(config_map: Mapping[str, Any]) -> NamespaceUse:
+    """Return the report in a ConfigMap. Raises SpoiltReport."""
+    namespace = config_map["metadata"]["namespace"]
+    where = f"the usage report in ConfigMap {USAGE_NAME} of namespace {namespace}"
+    try:
+        use = msgspec.json.decode((config_map.get("data") or {}).get(USAGE_KEY, ""), type=NamespaceUse)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise SpoiltReport(f"{where} cannot be read: {error}") from error
+    if use.namespace != namespace:
+        raise SpoiltReport(f"{where} is the report of another namespace")
+    return use
