@@ -12,7 +12,7 @@ from controller.plugin.cli import main
 from controller.plugin.explain import PROBE
 from tests.api_double import ApiDouble
 from tests.builders import Manifest
-from vcuda.errors import ApiError, VcudaError
+from vcuda.errors import ApiError, Conflict, VcudaError
 from vcuda.kube import Heard
 from vcuda.quota.terms import USAGE_LABELS
 
@@ -60,6 +60,9 @@ class Cluster(ApiDouble):
             raise ApiError(
                 422, f'Pod "{PROBE}" is invalid: metadata.name: Invalid value: "{PROBE}": a lowercase RFC 1123'
             )
+        name = created["metadata"].get("name")
+        if f"{path}/{name}" in self.objects:
+            raise Conflict(409, f'"{name}" already exists')
         if self.pinned_to and created["kind"] == "Pod":
             created["metadata"]["annotations"] = {"quota.vcuda.io/model": self.pinned_to}
         return Heard(self.deliver("POST", timeout, lambda: json.dumps(created).encode()), self.warnings)

@@ -67,12 +67,13 @@ def ask_about(api: Kubectl, workloads: Sequence[Workload | Unread]) -> Iterator[
             explained = replace(explained, warnings=(workload.warning, *explained.warnings))
         yield explained
         if is_pod and explained.decision == ADMITTED:
-            yield from _explain_made(api, created, templates)
+            yield from explain_made(api, created, templates)
 
 
-def _explain_made(
+def explain_made(
     api: Kubectl, pod: Manifest, templates: Mapping[tuple[str, str], Manifest | None]
 ) -> Iterator[ExplainedObject]:
+    """Yield a decision for each claim that Kubernetes would create for a pod. ``templates``: specs of new templates."""
     namespace = pod["metadata"]["namespace"]
     for name, template, claim in made_claims(pod):
         try:
@@ -104,14 +105,15 @@ def _explain_pod(api: Kubectl, name: str, pod: Manifest) -> ExplainedObject:
                 return ExplainedObject(name, namespace, NOT_ASKED, "", MAKES_A_CLAIM)
             # The probe was refused, but not because of its invalid name. So the pod itself would be refused, too.
             given = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
-            return ExplainedObject(name, namespace, REFUSED, "", refusal.replace(PROBE, given))
-    answer = _dry_run(api, path, pod)
+            existing = _existing(api, path, pod)
+            return ExplainedObject(name, namespace, REFUSED, "", refusal.replace(PROBE, given), existing)
+    answer, existing = _tried(api, path, pod)
     if isinstance(answer, errors.ApiError):
-        return ExplainedObject(name, namespace, REFUSED, "", str(answer))
+        return ExplainedObject(name, namespace, REFUSED, "", str(answer), existing)
     chosen = (read_json(answer.body)["metadata"].get("annotations") or {}).get(MODEL_ANNOTATION, "")
     claims = entries(pod["spec"], "resourceClaims")
     otherwise = "only the pod's claims count against a GPU quota" if claims else "no GPU quota applies"
-    return _admitted(name, namespace, chosen, answer.warnings, otherwise)
+    return _admitted(name, namespace, chosen, (*existing, *answer.warnings), otherwise)
 
 
 def _probe(api: Kubectl, path: str, pod: Manifest) -> str | None:
@@ -141,19 +143,21 @@ def _names_a_claim(refusal: str) -> bool:
 def _explain_claim(api: Kubectl, name: str, claim: Manifest) -> ExplainedObject:
     namespace, is_template = claim["metadata"]["namespace"], claim["kind"] == TEMPLATE
     collection = "resourceclaimtemplates" if is_template else "resourceclaims"
-    answer = _dry_run(api, f"{API_PATH}/namespaces/{segment(namespace)}/{collection}", claim)
+    answer, existing = _tried(api, f"{API_PATH}/namespaces/{segment(namespace)}/{collection}", claim)
     if isinstance(answer, errors.ApiError):
         # A 404 for a claim means that ResourceClaims are not served, or that the namespace does not exist.
         unserved = isinstance(answer, errors.NotFound) and not _is_served(api)
-        return ExplainedObject(name, namespace, REFUSED, "", NOT_SERVED if unserved else str(answer))
+        return ExplainedObject(name, namespace, REFUSED, "", NOT_SERVED if unserved else str(answer), existing)
+    warnings = (*existing, *answer.warnings)
     if is_template:
-        return _admitted(name, namespace, "", answer.warnings, "only this template's claims count against a GPU quota")
+        return _admitted(name, namespace, "", warnings, "only this template's claims count against a GPU quota")
     forecasts = filter(None, map(_FORECAST.match, answer.warnings))
-    chosen = next((found[1] for found in forecasts), None) or _pinned_model(answer.body)
-    return _admitted(name, namespace, chosen, answer.warnings, "no GPU quota applies")
+    chosen = next((found[1] for found in forecasts), None) or pinned_model(answer.body)
+    return _admitted(name, namespace, chosen, warnings, "no GPU quota applies")
 
 
-def _pinned_model(body: bytes) -> str:
+def pinned_model(body: bytes) -> str:
+    """Return the GPU model to which a claim is pinned, in lower case; empty if there is none."""
     # If the namespace is in mode audit, no warning of the webhook names the GPU model. So the model is read from the
     # CEL selector that restricts the claim to a model. The first pattern in the selector is the model in lower case.
     devices = read_json(body)["spec"].get("devices") or {}
@@ -188,6 +192,30 @@ def _admitted(name: str, namespace: str, model: str, warnings: Sequence[str], ot
     reason = next(iter(about_the_pin), pinned if model else otherwise)
     others = tuple(warning for warning in warnings if warning not in about_the_pin)
     return ExplainedObject(name, namespace, ADMITTED, model, reason, others)
+
+
+def _tried(api: Kubectl, path: str, manifest: Manifest) -> tuple[Reply | errors.ApiError, tuple[str, ...]]:
+    """Create an object in a dry run, and return the answer. If the object exists, create another one like it.
+
+    The second value is then a warning that the object exists.
+    """
+    answer = _dry_run(api, path, manifest)
+    existing = _existing(api, path, manifest) if isinstance(answer, errors.ApiError) else ()
+    if existing and isinstance(answer, errors.Conflict):
+        metadata = {**manifest["metadata"], "generateName": f"{manifest['metadata']['name']}-"}
+        del metadata["name"]
+        answer = _dry_run(api, path, {**manifest, "metadata": metadata})
+    return answer, existing
+
+
+def _existing(api: Kubectl, path: str, manifest: Manifest) -> tuple[str, ...]:
+    """Return a warning if an object of this name exists."""
+    name = manifest["metadata"].get("name")
+    try:
+        api.get(f"{path}/{segment(str(name or ''))}")
+    except (errors.ApiError, errors.BadInput):
+        return ()
+    return (f"{manifest['kind']}/{name} exists already, so the decision is about a second object like it",)
 
 
 def _dry_run(api: Kubectl, path: str, manifest: Manifest) -> Reply | errors.ApiError:

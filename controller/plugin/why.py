@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from controller.plugin.explain import ADMITTED, NOT_ASKED, ExplainedObject, ask_about
+from controller.plugin.explain import ADMITTED, NOT_ASKED, ExplainedObject, ask_about, explain_made, pinned_model
 from controller.plugin.kubectl import Kubectl, read_json, segment
 from controller.plugin.refused import read_refusals
 from controller.plugin.usage_table import holder_cells
 from controller.refusals import ReportedObject
 from vcuda import errors
+from vcuda.claims.names import API_PATH, CLAIM
 from vcuda.cli import aligned
 from vcuda.ledger.report import NamespaceUse, PodUse
 from vcuda.quota.terms import CORES_PER_CARD, MODEL_ANNOTATION, NO_QUOTA, cards, mebibytes
-from vcuda.workloads import check_shape, workloads_in
+from vcuda.workloads import check_shape, entries, workloads_in
 
 Json = dict[str, Any]
 
@@ -86,7 +87,8 @@ class Why:
     """The reasons why a workload has no pods.
 
     ``rejected``: the recent rejections of its pods, the newest first.
-    ``now``: the states of its pending pods, and then the decisions of a dry run; for a pod that exists, its state.
+    ``now``: the states of its pending pods, and then the decisions of a dry run; for a pod that exists, its state and
+    those of its claims.
     ``missing``: the quota that must become free.
     ``hints``: likely causes, and what to do about them.
     """
@@ -129,7 +131,7 @@ def explain_why(
     rejected = tuple(each for each in read_refusals(api, namespace) if _is_of(each, family))
     is_pod = kind.kind == "Pod"
     pods = [stored] if is_pod else _pending(api, (stored, *children), namespace)
-    asked = () if is_pod else _asked(api, stored, namespace)
+    asked = tuple(_claims(api, stored, namespace)) if is_pod else _asked(api, stored, namespace)
     now = (*(_stored_pod(each, namespace) for each in pods[:MOST_PENDING]), *asked)
     reasons = [each.reason for each in now if each.decision not in (ADMITTED, NOT_ASKED)]
     shortages = {found.model: found for reason in reasons for found in _shortages(reason)}
@@ -231,6 +233,33 @@ def _stored_pod(stored: Json, namespace: str) -> ExplainedObject:
     pinned = f"the pod is pinned to {model}" if model else "the pod is pinned to no model"
     reason = "; ".join([state, pinned, *waits])
     return ExplainedObject(f"Pod/{name}", namespace, ADMITTED, model, reason)
+
+
+def _claims(api: Kubectl, pod: Json, namespace: str) -> Iterator[ExplainedObject]:
+    """Yield the states of a pod's claims. For each claim that Kubernetes has not created yet, try it in a dry run."""
+    status, requested = pod.get("status") or {}, entries(pod.get("spec") or {}, "resourceClaims")
+    # Kubernetes writes each claim that it has created into the pod's status. A claim without a name is not needed.
+    made = {each["name"]: each.get("resourceClaimName") for each in entries(status, "resourceClaimStatuses")}
+    names = [each.get("resourceClaimName") or made.get(each["name"]) for each in requested]
+    names.append((status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName"))
+    for name in filter(None, names):
+        yield _stored_claim(api, name, namespace)
+    missing = [each for each in requested if each["name"] not in made]
+    metadata = {**pod["metadata"], "namespace": namespace}
+    yield from explain_made(api, {"metadata": metadata, "spec": {"resourceClaims": missing}}, {})
+
+
+def _stored_claim(api: Kubectl, name: str, namespace: str) -> ExplainedObject:
+    title = f"{CLAIM}/{name}"
+    try:
+        body = api.get(f"{API_PATH}/namespaces/{segment(namespace)}/resourceclaims/{segment(name)}")
+    except errors.NotFound:
+        return ExplainedObject(title, namespace, NOT_ASKED, "", "the pod waits for this claim, which does not exist")
+    model, devices = pinned_model(body), (read_json(body).get("status") or {}).get("allocation", {}).get("devices", {})
+    given = [f"{each['device']} of pool {each['pool']}" for each in entries(devices, "results")]
+    pinned = f"the claim is pinned to {model}" if model else "the claim is pinned to no model"
+    allocated = f"it has {', '.join(given)}" if given else "it has no device yet"
+    return ExplainedObject(title, namespace, ADMITTED, model, f"the claim exists; {pinned}; {allocated}")
 
 
 def _shortages(reason: str) -> Iterator[_MissingQuota]:

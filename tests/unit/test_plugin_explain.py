@@ -149,3 +149,32 @@ def test_a_rejection_is_explained_by_charged_pods_that_are_not_created(
     cluster.refusal = ApiError(403, "exceeded quota: M40 in namespace team-a, requested: 1 card")
     shown = explain(manifest, vcuda_pod(), output="table").stderr
     assert ("charged to pods that are not created (6 of M40)" in shown) is bool(unstored)
+
+
+EXISTS = "Pod/train-0 exists already, so the decision is about a second object like it"
+
+
+def test_a_pod_that_exists_is_explained_like_a_second_pod(cluster: Cluster, manifest: Path) -> None:
+    cluster.store("/api/v1/namespaces/team-a/pods/train-0", vcuda_pod())
+    (row,) = json.loads(explain(manifest, vcuda_pod()).stdout)
+    assert (row["decision"], row["model"], row["reason"], row["warnings"]) == ("admitted", "M40", PINNED, [EXISTS])
+    tried = cluster.asked[-1][2]["metadata"]
+    assert ("name" in tried, tried["generateName"]) == (False, "train-0-")
+
+
+@pytest.mark.parametrize("at_the_probe", [True, False])
+def test_a_rejection_of_a_pod_that_exists_is_said_to_be_about_a_second_pod(
+    cluster: Cluster, manifest: Path, *, at_the_probe: bool
+) -> None:
+    cluster.store("/api/v1/namespaces/team-a/pods/train-0", vcuda_pod())
+    of_shares = vcuda_pod() if at_the_probe else {**vcuda_pod(), "spec": {"containers": [container()]}}
+    cluster.refusal = ApiError(403, OVER)
+    (row,) = json.loads(explain(manifest, of_shares).stdout)
+    assert (row["decision"], OVER in row["reason"], row["warnings"]) == ("refused", True, [EXISTS])
+
+
+def test_a_rejected_pod_whose_name_is_invalid_stays_rejected(cluster: Cluster, manifest: Path) -> None:
+    cluster.refusal = ApiError(422, "metadata.name: Invalid value")
+    named = {**vcuda_pod(), "metadata": {**vcuda_pod()["metadata"], "name": "a/b"}}
+    (row,) = json.loads(explain(manifest, named).stdout)
+    assert (row["decision"], row["warnings"]) == ("refused", [])

@@ -163,3 +163,11 @@ def test_a_cluster_that_does_not_answer_the_probe_is_an_error(cluster: Cluster, 
     cluster.webhook = Unavailable("timed out")
     result = explain(manifest, vcuda_pod())
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", "Error: timed out\n")
+
+
+def test_a_claim_that_exists_is_explained_like_a_second_claim(cluster: Cluster, manifest: Path) -> None:
+    cluster.store(f"{CLAIMS}/train-gpu", claim())
+    cluster.warnings = ("would be pinned to M40",)
+    (row,) = told(manifest, claim())
+    exists = "ResourceClaim/train-gpu exists already, so the decision is about a second object like it"
+    assert (row["decision"], row["model"], row["warnings"]) == ("admitted", "M40", [exists])

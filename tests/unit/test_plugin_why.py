@@ -7,12 +7,13 @@ import pytest
 
 from controller.plugin.kubectl import Kubectl
 from controller.plugin.why import KINDS, explain_why, parse_object
-from examples.claims import template
+from examples.claims import NVIDIA, template
 from tests.builders import Manifest, container
 from tests.gpuquota import Cluster, run
 from tests.tables import cases
 from tests.unit.test_plugin_refusals import DENIED, event, store
 from vcuda.claims.names import API_PATH
+from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.errors import ApiError
 from vcuda.quota.model import Charge, Limit, Shortage, Usage, exceeded
 from vcuda.quota.terms import UNSTORED_CAUSE
@@ -185,9 +186,10 @@ def test_the_claims_that_a_workload_would_get_are_decided_too(cluster: Cluster) 
     assert [(each["model"], each["needed"]) for each in found["missing"]] == [("H100", 1)]
 
 
-def pod(cluster: Cluster, **status: object) -> None:
+def pod(cluster: Cluster, *claims: Manifest, **status: object) -> None:
     metadata: Manifest = {"name": "train-0", "namespace": "team-a", "annotations": {"quota.vcuda.io/model": "M40"}}
-    cluster.store(f"/api/v1{TEAM}/pods/train-0", {"kind": "Pod", "metadata": metadata, "spec": {}, "status": status})
+    spec = {"resourceClaims": claims} if claims else {}
+    cluster.store(f"/api/v1{TEAM}/pods/train-0", {"kind": "Pod", "metadata": metadata, "spec": spec, "status": status})
 
 
 def test_the_state_of_a_stored_pod_shows_what_it_waits_for(cluster: Cluster) -> None:
@@ -198,6 +200,53 @@ def test_the_state_of_a_stored_pod_shows_what_it_waits_for(cluster: Cluster) -> 
     exists, waits = "the pod exists in phase Pending; the pod is pinned to M40", "the scheduler has not placed the pod"
     assert found["now"][0]["reason"] == f"{exists}; {waits}: 0/3 nodes are available: 3 Insufficient gpu."
     assert cluster.asked == []
+
+
+def test_the_claims_of_a_stored_pod_are_shown_with_their_models_and_devices(cluster: Cluster) -> None:
+    pinned = {"selectors": [{"cel": {"expression": write_pin(ClaimPin(NVIDIA, ("a100",)))}}]}
+    requests = [{"name": "r0", "exactly": {"deviceClassName": NVIDIA, **pinned}}]
+    given = {"devices": {"results": [{"request": "r0", "driver": NVIDIA, "pool": "n1", "device": "gpu-3"}]}}
+    for name, allocated in (("train-0-gpu-x", {"allocation": given}), ("own", {}), ("extended-y", {})):
+        stored = {"metadata": {"name": name}, "spec": {"devices": {"requests": requests}}, "status": allocated}
+        cluster.store(f"{API_PATH}{TEAM}/resourceclaims/{name}", stored)
+    pod(
+        cluster,
+        {"name": "gpu", "resourceClaimTemplateName": "one"},
+        {"name": "shared", "resourceClaimName": "own"},
+        {"name": "lost", "resourceClaimName": "gone"},
+        {"name": "unneeded", "resourceClaimTemplateName": "none"},
+        phase="Pending",
+        resourceClaimStatuses=[{"name": "gpu", "resourceClaimName": "train-0-gpu-x"}, {"name": "unneeded"}],
+        extendedResourceClaimStatus={"resourceClaimName": "extended-y"},
+    )
+    status, found = why("pod/train-0")
+    assert status == 1
+    waits = "the claim exists; the claim is pinned to a100; it has no device yet"
+    assert [(each["object"], each["decision"], each["reason"]) for each in found["now"][1:]] == [
+        (
+            "ResourceClaim/train-0-gpu-x",
+            "admitted",
+            "the claim exists; the claim is pinned to a100; it has gpu-3 of pool n1",
+        ),
+        ("ResourceClaim/own", "admitted", waits),
+        ("ResourceClaim/gone", "not asked", "the pod waits for this claim, which does not exist"),
+        ("ResourceClaim/extended-y", "admitted", waits),
+    ]
+    assert cluster.asked == []
+
+
+def test_a_claim_that_a_stored_pod_waits_for_is_tried_and_its_missing_quota_is_shown(cluster: Cluster) -> None:
+    pod(cluster, {"name": "gpu", "resourceClaimTemplateName": "one"}, phase="Pending")
+    cluster.store(f"{API_PATH}{TEAM}/resourceclaimtemplates/one", {**template(), "metadata": {"name": "one"}})
+    cluster.store(API_PATH, {"kind": "APIResourceList"})
+    cluster.refusals = {f"{API_PATH}{TEAM}/resourceclaims": ApiError(403, OVER)}
+    status, found = why("pod/train-0")
+    assert status == 1
+    assert [(each["object"], each["decision"]) for each in found["now"]] == [
+        ("Pod/train-0", "admitted"),
+        ("ResourceClaim/train-0-gpu-*", "refused"),
+    ]
+    assert [(each["model"], each["needed"]) for each in found["missing"]] == [("H100", 1)]
 
 
 @cases(
