@@ -23,15 +23,25 @@ KUSTOMIZE = kustomize=$$(tests/e2e/build-tools kustomize) && PATH=$$kustomize:$$
 help:  ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-11s %s\n", $$1, $$2}'
 
-$(VENV)/installed: setup.cfg pyproject.toml requirements.lock
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11 …")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[server,test,dev]'
+PIP = $(BIN)/pip install --quiet --disable-pip-version-check
+
+# What the programs need, at the locked versions. `make demo` needs no more, and this takes less time than the rest.
+$(VENV)/programs-installed: setup.cfg pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11 …")'
+	@echo 'Installing vcuda quota into $(VENV). This is necessary only once, and takes about half a minute.'
+	@began=$$(date +%s) && \
+	echo '  1. a virtual environment of Python' && $(PYTHON) -m venv $(VENV) && \
+	echo "  2. $$(grep -c == requirements.lock) packages of requirements.lock" && $(PIP) --require-hashes --requirement requirements.lock && \
+	echo '  3. the programs of this directory' && $(PIP) --no-deps --editable . && \
+	echo "Installed in $$(($$(date +%s) - began)) s."
+	@touch $@
+
+$(VENV)/installed: $(VENV)/programs-installed
+	$(PIP) --editable '.[server,test,dev]'
 	touch $@
 
-demo: $(VENV)/installed  ## Run the webhook on this machine and send the example pods through it
-	$(BIN)/python -m examples.demo
+demo: $(VENV)/programs-installed  ## Run the webhook on this machine and send the example pods through it
+	@$(BIN)/python -m examples.demo
 
 playground: $(VENV)/installed  ## Run a control plane with simulated GPU nodes, this system, and teams that use it, until Ctrl-C or for SECONDS=60
 	@$(BIN)/python -m examples.playground $(if $(SECONDS),--seconds $(SECONDS))
@@ -69,7 +79,7 @@ reference: $(VENV)/installed  ## Write docs/reference.md from the code
 	$(BIN)/python -m tools.reference
 
 $(VENV)/docs-installed: setup.cfg $(VENV)/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 chart: $(VENV)/installed  ## Write the templates of the Helm chart from the kustomize base and components
@@ -80,7 +90,7 @@ install-yaml: $(VENV)/installed  ## Write build/install.yaml for `kubectl apply 
 	$(KUSTOMIZE) $(BIN)/python -m tools.install_yaml --image $(IMAGE_OR_OURS) $(addprefix --component ,$(COMPONENTS)) $(NAMES) --output build/install.yaml
 
 $(VENV)/lock-installed: setup.cfg $(VENV)/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[lock]'
+	$(PIP) --editable '.[lock]'
 	touch $@
 
 # No index and no host is written into the files. Without UPGRADE=--upgrade, versions that still fit stay as they are.
@@ -99,7 +109,7 @@ image-tar: $(VENV)/installed  ## Build the image with buildah into build/image.t
 	$(BIN)/pytest tests/image
 
 $(VENV)/release-installed: setup.cfg $(VENV)/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[release]'
+	$(PIP) --editable '.[release]'
 	touch $@
 
 release: $(VENV)/release-installed  ## Write the files of a release into dist: VERSION=0.1.0 IMAGE=REGISTRY/vcuda-quota:0.1.0

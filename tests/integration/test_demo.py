@@ -1,5 +1,7 @@
 """Tests of ``python -m examples.demo``, as ``make demo`` runs it."""
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,3 +77,42 @@ def test_the_demo_leaves_no_server_running(output: str) -> None:
     port = int(output.splitlines()[1].partition(",")[0].rpartition(":")[2])
     listening = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     assert ["0100007F", f"{port:04X}", "0A"] not in [[*local.split(":"), state] for local, _, state in listening]
+
+
+PYTHON = """#!/bin/sh
+echo "python $*" >>"{log}"
+if [ "$1 $2" = "-m venv" ]; then
+  mkdir -p "$3/bin"
+  printf '#!/bin/sh\\necho "%s $*" >>"{log}"\\n' pip >"$3/bin/pip"
+  printf '#!/bin/sh\\necho "%s $*" >>"{log}"\\n' demo >"$3/bin/python"
+  chmod +x "$3/bin/pip" "$3/bin/python"
+fi
+"""
+
+
+def make_demo(directory: Path) -> tuple[list[str], list[str]]:
+    """Run `make demo` with a python that only logs its calls. Return the lines of the output and of the log."""
+    log, python = directory / "log", directory / "python3"
+    python.write_text(PYTHON.format(log=log))
+    python.chmod(0o755)
+    log.unlink(missing_ok=True)
+    command = ("make", "demo", f"VENV={directory / 'venv'}", f"PYTHON={python}")
+    env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines(), log.read_text().splitlines()
+
+
+def test_make_demo_says_what_it_installs_and_how_long_it_took_and_installs_only_the_programs(tmp_path: Path) -> None:
+    shown, called = make_demo(tmp_path)
+    assert shown[0].startswith(f"Installing vcuda quota into {tmp_path / 'venv'}. This is necessary only once")
+    assert [line.split()[0] for line in shown[1:4]] == ["1.", "2.", "3."]
+    assert re.fullmatch(r"Installed in \d+ s\.", shown[4])
+    assert [call.split()[0] for call in called] == ["python", "python", "pip", "pip", "demo"]
+    assert "--requirement requirements.lock" in called[2]
+    assert (called[3].endswith("--no-deps --editable ."), called[4]) == (True, "demo -m examples.demo")
+
+
+def test_the_second_make_demo_installs_nothing(tmp_path: Path) -> None:
+    make_demo(tmp_path)
+    assert make_demo(tmp_path) == ([], ["demo -m examples.demo"])
