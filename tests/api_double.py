@@ -139,6 +139,9 @@ class ApiDouble(Handle):
     def get(self, path: str, _params: object = None, timeout: float = 10) -> bytes:
         return self._call("GET", timeout, lambda: json.dumps(self._known(path)).encode())
 
+    def get_heard(self, path: str, timeout: float = 10) -> Heard:
+        return Heard(self.get(path, timeout=timeout), date=self.date())
+
     def post_heard(self, path: str, body: bytes, _params: object = None, timeout: float = 10) -> Heard:
         return Heard(self.post(path, body, timeout=timeout))
 

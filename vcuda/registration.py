@@ -53,6 +53,9 @@ PROBE = "gpu-quota-probe"
 CALLED = "the API server calls the webhook of vcuda quota for edits of the quota"
 """The reason with which the webhook rejects the probe."""
 
+CANNOT_READ = "cannot be read"
+"""The beginning of the reason if the API server refuses to return an object."""
+
 MOST_NAMED = 3
 LONGEST_REASON = 200
 
@@ -107,7 +110,7 @@ def find_missing(get: Callable[[str, str], Json | None]) -> Sequence[MissingObje
         try:
             stored = get(kind, name)
         except errors.Forbidden as error:
-            found.append(MissingObject(kind, name, f"cannot be read: {error}"))
+            found.append(MissingObject(kind, name, f"{CANNOT_READ}: {error}"))
             continue
         if kind == VALIDATING and stored:
             namespaces = _named_namespaces(stored)

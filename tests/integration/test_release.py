@@ -81,10 +81,11 @@ def test_the_plugin_runs_with_the_packages_that_the_wheel_requires(plugin: Path)
     assert (status, output.partition("\t")[0]) == (0, "refusals")
 
 
-def test_the_one_command_that_needs_more_packages_names_the_extra(plugin: Path) -> None:
-    status, output, message = run(plugin, "kubectl-gpuquota", "nodes")
+@pytest.mark.parametrize("command", ["nodes", "doctor"])
+def test_a_command_that_needs_more_packages_names_the_extra(plugin: Path, command: str) -> None:
+    status, output, message = run(plugin, "kubectl-gpuquota", command)
     assert (status, output) == (1, "")
-    assert message.startswith("Error: kubectl gpuquota nodes needs the package ")
+    assert message.startswith(f"Error: kubectl gpuquota {command} needs the package ")
     assert message.endswith(". Install vcuda-quota[server]\n")
 
 

@@ -80,6 +80,7 @@ def test_every_flag_has_a_variable_but_those_of_the_plugin() -> None:
     assert {name for name, flags in without.items() if flags} == {
         "kubectl gpuquota",
         "kubectl gpuquota explain",
+        "kubectl gpuquota doctor",
         "kubectl gpuquota nodes",
         "kubectl gpuquota refusals",
         "kubectl gpuquota why",

@@ -122,6 +122,11 @@ OURS = {
         "set by the extender",
         "`vcuda-quota`, so that Kubernetes' own controllers do not change the slice.",
     ),
+    "app.kubernetes.io/name": Told(
+        "label of the pods of `vcuda-webhook` and `vcuda-controller`",
+        "set by the manifests, read by `kubectl gpuquota doctor`",
+        "The name of the Deployment.",
+    ),
     "gaia.tencent.com/gpu-model": Told(
         "label of a node",
         "read by all parts; set by you, or by the controller with `--discover`",

@@ -21,7 +21,8 @@ from vcuda.ledger.ledger import MARGIN_SECONDS, Reservation
 
 T = TypeVar("T")
 
-OPENER = "opener"
+MARK, OPENER = "gpu-ledger-opened.", "opener"
+"""The beginning of the name of a mark, and its key."""
 
 OPENING_SECONDS = 1.0
 """A new ledger is closed (admits nothing), and a replica marks the namespace before it opens the ledger. If the ledger
@@ -193,4 +194,4 @@ def _mark(namespace: str, opener: str, replaced: str | None = None) -> bytes:
 
 def _name(namespace: str) -> str:
     # A ledger and a mark (the record that a ledger existed) never have the same name: a ledger's name has no dot.
-    return f"gpu-ledger-opened.{namespace}"
+    return f"{MARK}{namespace}"

@@ -13,10 +13,10 @@ CHUNK = 2**16
 
 
 class Balancer:
-    """A proxy that listens at ``port`` of 127.0.0.1. Its endpoints are local ports, which a test adds and removes."""
+    """A proxy that listens at ``port`` of ``host``. Its endpoints are local ports, which a test adds and removes."""
 
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._listener = socket.create_server((host, port), backlog=128)
         self.port: int = self._listener.getsockname()[1]
         self._endpoints: list[int] = []
         self._turns = itertools.count()
@@ -94,8 +94,8 @@ def end(connection: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def balancing() -> Iterator[Balancer]:
-    balancer = Balancer()
+def balancing(host: str = "127.0.0.1", port: int = 0) -> Iterator[Balancer]:
+    balancer = Balancer(host, port)
     try:
         yield balancer
     finally:

@@ -15,7 +15,7 @@ from tests.builders import MODEL, POOL
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced, ledger_path
 from tests.e2e.ledgers import await_published
-from tests.e2e.manifests.operations import TEAM, commands, installed, run
+from tests.e2e.manifests.operations import TEAM, commands, installed, refused_run, run
 from tests.e2e.manifests.system import NODE, System, mount_secret, port_of
 from tests.e2e.stage import CA_SECRET, SERVING_SECRET
 from tests.integration.reviews import card_pod, gpu_pod, pinned
@@ -97,7 +97,7 @@ def test_pods_are_created_while_a_webhook_that_is_down_is_restored(admin: Cluste
     The policy Fail only admits pods without a GPU, pods of exempt namespaces and pods of our own namespace.
     """
     system, _ = night
-    ignore, fail = commands("The bad night")
+    doctor, ignore, fail = commands("The bad night")
     look, put_back = commands("The webhook is down")
     admin.kubectl("scale", "deployment", "vcuda-webhook", "-n", SYSTEM_NAMESPACE, "--replicas=0")
     serve_from(system)
@@ -107,7 +107,8 @@ def test_pods_are_created_while_a_webhook_that_is_down_is_restored(admin: Cluste
         await_enforced(admin, free, enforced=False)
         ordinary, of_the_system = gpu_pod("web", TEAM, {"cpu": "1"}), restricted(card_pod("train", SYSTEM_NAMESPACE))
         assert [refusal(admin, pod) for pod in (card_pod("train", free), ordinary, of_the_system)] == [""] * 3
-    assert "vcuda-webhook" in run(system, look)
+    refused_run(system, doctor)
+    run(system, look)
     run(system, put_back)
     assert system.cluster.rest.get(DEPLOYMENT)["spec"]["replicas"] == 3
 

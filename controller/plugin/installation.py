@@ -1,0 +1,264 @@
+"""Reads the objects of an installation for ``kubectl gpuquota doctor``, and asks each replica at its own address.
+
+The API server forwards a request to one pod (subresource ``pods/proxy``), so no port forwarding is needed.
+"""
+
+import base64
+import datetime
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+from cryptography import x509
+from prometheus_client.parser import text_string_to_metric_families
+
+from controller.certificates import ServedCertificate
+from controller.elector import Lease
+from controller.plugin import nodes
+from controller.settle import labels
+from vcuda import errors, k8s_types
+from vcuda.k8s_types import Decoder
+from vcuda.kube import Kube, segment
+from vcuda.kube.ledger_marks import MARK
+from vcuda.kube.ledger_store import KEY, NAMESPACE_LABEL
+from vcuda.quota.terms import SYSTEM_NAMESPACES
+from vcuda.requests.config import QuotaConfig, parse_config
+
+WEBHOOK, CONTROLLER, CERTIFICATES, SECRET = "vcuda-webhook", "vcuda-controller", "vcuda-certs", "vcuda-webhook-tls"
+BROKEN = (*k8s_types.UNDECODABLE, KeyError, TypeError, AttributeError, ValueError)
+"""The errors of reading an object that somebody has edited."""
+
+_LEASE, _NAMESPACE = Decoder(Lease), Decoder(k8s_types.K8sObject)
+_NEVER = datetime.datetime.min.replace(tzinfo=datetime.UTC)
+
+Json = dict[str, Any]
+
+
+class Place(NamedTuple):
+    """The names of an installation. ``quota``: the namespace, the name and the key of the quota ConfigMap."""
+
+    quota: tuple[str, str, str]
+    system_namespace: str
+    ledger_namespace: str
+    node_namespace: str
+    model_label: str
+
+
+class Replica(NamedTuple):
+    """A replica of the webhook. ``fault``: why it does not answer; empty if it is ready.
+
+    ``metrics``: its metrics without labels, by name; empty if they cannot be read.
+    ``forbidden``: True if the user must not ask the replica, so that it may be ready.
+    """
+
+    pod: str
+    fault: str = ""
+    metrics: Mapping[str, float] = MappingProxyType({})
+    forbidden: bool = False
+
+
+class LeaseState(NamedTuple):
+    """The Lease of the controller's leader. ``now``: the API server's time of the read."""
+
+    holder: str
+    renewed: datetime.datetime
+    expires: datetime.datetime
+    now: datetime.datetime
+
+
+@dataclass(eq=False)
+class Installation:
+    """The objects of an installation. Each property is read once, and raises VcudaError if it cannot be read."""
+
+    kube: Kube
+    place: Place
+
+    @property
+    def system(self) -> str:
+        """The namespace of the webhook and the controller."""
+        return self.place.system_namespace
+
+    @property
+    def job(self) -> str:
+        """The command that repairs the certificates and the registration."""
+        return self.kubectl(f"create job --from=cronjob/{CERTIFICATES} certs-now")
+
+    @property
+    def apply(self) -> str:
+        return "Apply the manifests of this release again, by kubectl apply or helm upgrade"
+
+    def describe(self, name: str) -> str:
+        return self.kubectl(f"describe pods -l app.kubernetes.io/name={name}")
+
+    def kubectl(self, command: str) -> str:
+        return f"kubectl -n {self.system} {command}"
+
+    @functools.cached_property
+    def quota_map(self) -> Json | None:
+        namespace, name, _ = self.place.quota
+        return self._get(f"/api/v1/namespaces/{segment(namespace)}/configmaps/{segment(name)}")
+
+    @functools.cached_property
+    def config(self) -> QuotaConfig:
+        """The content of the quota ConfigMap. Raises QuotaFault if it is malformed."""
+        if self.quota_map is None:
+            return QuotaConfig()
+        own = {self.system, self.place.ledger_namespace, self.place.node_namespace}
+        version = self.quota_map["metadata"]["resourceVersion"]
+        return parse_config(self.quota_map.get("data") or {}, self.place.quota[2], SYSTEM_NAMESPACES | own, version)
+
+    def limits(self, namespace: str) -> bool:
+        try:
+            return self.config.quota.for_namespace(namespace) is not None
+        except errors.QuotaFault as fault:
+            raise errors.BadInput(f"the quota is malformed: {fault}") from fault
+
+    def quota_changed(self) -> str:
+        """Return the time of the last change of the quota ConfigMap's data, in RFC 3339."""
+        metadata = self.quota_map["metadata"] if self.quota_map else {}
+        changes = [
+            each.get("time", "") for each in metadata.get("managedFields") or () if "f:data" in each.get("fieldsV1", {})
+        ]
+        return max(changes, default="") or str(metadata.get("creationTimestamp", "an unknown time"))
+
+    @functools.cached_property
+    def namespaces(self) -> Mapping[str, str | None]:
+        """The values of the label `ENFORCED_LABEL` of all namespaces that are not being deleted, by namespace."""
+        found = (_NAMESPACE.decode(raw) for page in self.kube.list_pages("/api/v1/namespaces") for raw in page.items)
+        living = (each for each in found if not each.metadata.deletion_timestamp)
+        return {each.metadata.name: each.labels.get(labels.ENFORCED_LABEL) for each in living}
+
+    @functools.cached_property
+    def nodes(self) -> nodes.ClusterNodes:
+        return nodes.read(self.kube, self.place.model_label, self.place.quota)
+
+    def wanted(self, name: str) -> int | None:
+        """Return the number of replicas that a Deployment wants; None if the Deployment does not exist."""
+        found = self._get(f"/apis/apps/v1/namespaces/{segment(self.system)}/deployments/{segment(name)}")
+        return None if found is None else found["spec"].get("replicas", 1)
+
+    @functools.lru_cache(maxsize=8)  # noqa: B019  # a process has one installation
+    def pods(self, name: str) -> Mapping[str, Json]:
+        """Return the pods of a Deployment that are not being deleted and have not ended, by name."""
+        path = f"/api/v1/namespaces/{segment(self.system)}/pods"
+        found = self._list(path, {"labelSelector": f"app.kubernetes.io/name={name}"})
+        return {
+            each["metadata"]["name"]: each
+            for each in found
+            if not each["metadata"].get("deletionTimestamp")
+            and (each.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+        }
+
+    @functools.cached_property
+    def replicas(self) -> tuple[Replica, ...]:
+        return tuple(self._ask(name, pod) for name, pod in self.pods(WEBHOOK).items())
+
+    def fault_of(self, pod: Json) -> str:
+        """Return why a pod is not ready, as its status says; empty if it is ready."""
+        status = pod.get("status") or {}
+        conditions = {each["type"]: each for each in status.get("conditions") or ()}
+        if conditions.get("Ready", {}).get("status") == "True":
+            return ""
+        waiting = [(each.get("state") or {}).get("waiting") for each in status.get("containerStatuses") or ()]
+        reasons = [f"{each.get('reason', '')} {each.get('message', '')}".strip() for each in waiting if each]
+        reasons += [conditions[name].get("message", "") for name in ("PodScheduled", "Ready") if name in conditions]
+        reason = next(filter(None, reasons), "")
+        return f"is not ready, in phase {status.get('phase', 'Pending')}{reason and f': {reason}'}"
+
+    @property
+    def images(self) -> Mapping[str, str]:
+        pods = {**self.pods(WEBHOOK), **self.pods(CONTROLLER)}
+        return {f"pod {name}": pod["spec"]["containers"][0]["image"] for name, pod in pods.items()}
+
+    def template_images(self) -> Mapping[str, str]:
+        system, found = segment(self.system), dict[str, str]()
+        for name in (WEBHOOK, CONTROLLER):
+            if deployment := self._get(f"/apis/apps/v1/namespaces/{system}/deployments/{name}"):
+                found[f"Deployment {name}"] = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
+        if job := self._get(f"/apis/batch/v1/namespaces/{system}/cronjobs/{CERTIFICATES}"):
+            template = job["spec"]["jobTemplate"]["spec"]["template"]
+            found[f"CronJob {CERTIFICATES}"] = template["spec"]["containers"][0]["image"]
+        return found
+
+    def lease(self) -> LeaseState:
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{segment(self.system)}/leases/{CONTROLLER}"
+        try:
+            heard = self.kube.get_heard(path)
+        except errors.NotFound:
+            return LeaseState("", _NEVER, _NEVER, datetime.datetime.now(datetime.UTC))
+        spec = _LEASE.decode(heard.body).spec
+        renewed = datetime.datetime.fromisoformat(spec.renew_time) if spec.renew_time else _NEVER
+        expires = renewed + datetime.timedelta(seconds=spec.lease_duration_seconds or 0)
+        return LeaseState(
+            spec.holder_identity or "", renewed, expires, heard.date or datetime.datetime.now(datetime.UTC)
+        )
+
+    @functools.cached_property
+    def secret(self) -> Json | None:
+        """The Secret with the webhook's certificate; None if it does not exist."""
+        return self._get(f"/api/v1/namespaces/{segment(self.system)}/secrets/{SECRET}")
+
+    @property
+    def renew(self) -> str:
+        """The command that renews the certificate, or that shows why cert-manager does not renew it."""
+        annotations = (self.secret and self.secret["metadata"].get("annotations")) or {}
+        by_cert_manager = any(key.startswith("cert-manager.io/") for key in annotations)
+        return self.kubectl("describe certificates,certificaterequests") if by_cert_manager else self.job
+
+    def certificates(self) -> Mapping[str, ServedCertificate]:
+        """Return the certificate and the CA in the webhook's Secret, by key. Raises BadInput if one is malformed."""
+        found = {}
+        for key in ("tls.crt", "ca.crt") if self.secret else ():
+            try:
+                one = x509.load_pem_x509_certificate(base64.b64decode(((self.secret or {}).get("data") or {})[key]))
+            except (KeyError, ValueError) as error:
+                raise errors.BadInput(f"{key} in Secret {SECRET} is not a certificate: {error}") from error
+            found[key] = ServedCertificate("", "", one.not_valid_before_utc, one.not_valid_after_utc)
+        return found
+
+    def ledgers(self) -> tuple[Mapping[str, str], frozenset[str]]:
+        """Return the texts of the ledgers by namespace, and the namespaces whose mark says that they had a ledger."""
+        texts, marked = dict[str, str](), set[str]()
+        for each in self._list(f"/api/v1/namespaces/{segment(self.place.ledger_namespace)}/configmaps"):
+            metadata = each["metadata"]
+            if namespace := (metadata.get("labels") or {}).get(NAMESPACE_LABEL):
+                texts[namespace] = (each.get("data") or {}).get(KEY, "")
+            elif metadata["name"].startswith(MARK):
+                marked.add(metadata["name"].removeprefix(MARK))
+        return texts, frozenset(marked)
+
+    def _ask(self, name: str, pod: Json) -> Replica:
+        if (pod.get("status") or {}).get("phase") != "Running" or not pod["status"].get("podIP"):
+            return Replica(name, self.fault_of(pod))
+        port = next(each["containerPort"] for each in pod["spec"]["containers"][0]["ports"] if each["name"] == "https")
+        path = f"/api/v1/namespaces/{segment(self.system)}/pods/https:{segment(name)}:{port}/proxy"
+        try:
+            self.kube.get(f"{path}/readyz")
+        except errors.VcudaError as error:
+            forbidden = isinstance(error, errors.Forbidden)
+            return Replica(
+                name, f"cannot be asked: {error}" if forbidden else f"does not answer: {error}", {}, forbidden
+            )
+        try:
+            return Replica(name, "", dict(_unlabelled(self.kube.get(f"{path}/metrics").decode(errors="replace"))))
+        except errors.VcudaError:  # the webhook may serve its metrics only to clients with a certificate
+            return Replica(name)
+
+    def _get(self, path: str) -> Json | None:
+        try:
+            found: Json = msgspec.json.decode(self.kube.get(path))
+        except errors.NotFound:
+            return None
+        return found
+
+    def _list(self, path: str, params: Mapping[str, str] | None = None) -> Iterator[Json]:
+        for page in self.kube.list_pages(path, params):
+            yield from (msgspec.json.decode(raw) for raw in page.items)
+
+
+def _unlabelled(text: str) -> Iterator[tuple[str, float]]:
+    for family in text_string_to_metric_families(text):
+        yield from ((each.name, each.value) for each in family.samples if not each.labels)

@@ -1,0 +1,161 @@
+"""`kubectl gpuquota doctor` on an installed system whose pods answer at their own addresses, as a kubelet runs them."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.builders import MODEL, POOL
+from tests.e2e.cluster import Cluster, Json
+from tests.e2e.installation import ENFORCED, LEASES, SYSTEM_NAMESPACE
+from tests.e2e.manifests.balancer import Balancer, balancing
+from tests.e2e.manifests.operations import TEAM, installed
+from tests.e2e.manifests.system import System, apply
+from tests.e2e.stage import own_address
+from tests.gpuquota import run
+from tests.processes import ControllerProcess, eventually
+
+pytestmark = [pytest.mark.usefixtures("plane"), pytest.mark.timeout(300)]
+
+PODS = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods"
+DEPLOYMENTS = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments"
+MODELS = ("M40", "P100", "A100")
+HTTPS = 8443
+Clinic = tuple[System, ControllerProcess, Balancer]
+
+
+@pytest.fixture(scope="module")
+def clinic(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clinic]:
+    """A healthy installation. The third value is the address of its webhook pods."""
+    for model in MODELS:
+        admin.create_node(f"doctor-{model.lower()}", {MODEL: model, POOL: "public"}, {"tencent.com/vcuda-core": "800"})
+    with (
+        installed(admin, tmp_path_factory.mktemp("doctor") / "system") as (system, controller),
+        balancing(own_address(), HTTPS) as pods,
+    ):
+        for port in system.balancer.endpoints():
+            pods.add(port)
+        run_pods(admin)
+        yield system, controller, pods
+    for model in MODELS:
+        admin.delete_node(f"doctor-{model.lower()}")
+
+
+def run_pods(admin: Cluster) -> None:
+    """Set the pods of both Deployments to ready, as a kubelet does. All pods have the address of this machine."""
+    status = {"phase": "Running", "podIP": own_address(), "conditions": [{"type": "Ready", "status": "True"}]}
+    for name, replicas in (("vcuda-webhook", 3), ("vcuda-controller", 2)):
+
+        def are_made(found: list[Json], wanted: int = replicas) -> bool:
+            return len(living(found)) == wanted
+
+        found = admin.await_collection(PODS, are_made, labelSelector=f"app.kubernetes.io/name={name}")
+        for pod in living(found):
+            admin.set_pod_status(SYSTEM_NAMESPACE, pod["metadata"]["name"], status)
+
+
+def living(pods: list[Json]) -> list[Json]:
+    return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+
+def doctor(cluster: Cluster) -> tuple[int, dict[str, list[Json]]]:
+    """Return the exit status and the findings that are not ok, by check."""
+    path = f"{Path(cluster.kubectl_program).parent}{os.pathsep}{os.environ['PATH']}"
+    told = run("--kubeconfig", str(cluster.kubeconfig), "doctor", "-o", "json", env={"PATH": path})
+    assert told.exception is None or isinstance(told.exception, SystemExit), told.exception
+    found: dict[str, list[Json]] = {}
+    for each in json.loads(told.stdout):
+        if each["state"] != "ok":
+            found.setdefault(each["check"], []).append(each)
+    return told.exit_code, found
+
+
+@contextmanager
+def suspended(controller: ControllerProcess) -> Iterator[None]:
+    controller.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        controller.process.send_signal(signal.SIGCONT)
+
+
+def await_healthy(cluster: Cluster) -> None:
+    eventually(lambda: doctor(cluster) == (0, {}), lambda: str(doctor(cluster)), timeout=60)
+
+
+@pytest.mark.usefixtures("clinic")
+def test_a_healthy_installation_has_no_findings(admin: Cluster) -> None:
+    await_healthy(admin)
+
+
+def test_replicas_that_do_not_answer_are_named_each_with_the_command_to_look_at_them(
+    admin: Cluster, clinic: Clinic
+) -> None:
+    system, _, pods = clinic
+    away = pods.disconnect()
+    status, found = doctor(admin)
+    assert (status, {*found}) == (1, {"webhook"}), found
+    assert [each["state"] for each in found["webhook"]] == ["wrong"] * 3
+    assert all("does not answer" in each["text"] and "describe pods" in each["action"] for each in found["webhook"])
+    for port in away:
+        pods.add(port)
+    called = system.balancer.disconnect()
+    eventually(lambda: "registration" in doctor(admin)[1])
+    [registration] = doctor(admin)[1]["registration"]
+    assert "cannot call the webhook" in registration["text"]
+    for port in called:
+        system.balancer.add(port)
+    await_healthy(admin)
+
+
+def test_a_replica_of_another_image_and_a_pod_that_is_gone_are_found(admin: Cluster, clinic: Clinic) -> None:
+    system, _, _ = clinic
+    template = {"containers": [{"name": "controller", "image": "vcuda-quota:another"}]}
+    admin.rest.send(
+        "PATCH",
+        f"{DEPLOYMENTS}/vcuda-controller",
+        {"spec": {"template": {"spec": template}}},
+        content_type="application/strategic-merge-patch+json",
+    ).ok()
+    _, found = doctor(admin)
+    assert any("Deployment vcuda-controller has vcuda-quota:another" in each["text"] for each in found["versions"])
+    apply(admin, system.kustomization, "--server-side", "--force-conflicts")
+    run_pods(admin)
+    await_healthy(admin)
+
+
+def test_a_deleted_policy_is_found_until_the_manifests_are_applied_again(admin: Cluster, clinic: Clinic) -> None:
+    system, _, _ = clinic
+    admin.kubectl("delete", "validatingadmissionpolicybinding", "claims.quota.vcuda.io")
+    status, found = doctor(admin)
+    assert (status, {*found}) == (1, {"registration"}), found
+    [finding] = found["registration"]
+    assert "ValidatingAdmissionPolicyBinding claims.quota.vcuda.io does not exist" in finding["text"]
+    assert "create job --from=cronjob/vcuda-certs" in finding["action"]
+    apply(admin, system.kustomization, "--server-side", "--force-conflicts")
+    await_healthy(admin)
+
+
+def test_a_namespace_that_the_quota_does_not_reach_and_an_old_lease_are_found(admin: Cluster, clinic: Clinic) -> None:
+    _, controller, _ = clinic
+    lease = f"{LEASES}/vcuda-controller"
+    with suspended(controller):
+        admin.kubectl("label", "namespace", TEAM, f"{ENFORCED}=false")
+        admin.rest.merge_patch(lease, {"spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}})
+        status, found = doctor(admin)
+        assert (status, {*found} - {"registration"}) == (1, {"namespaces", "controller"}), found
+        assert f"exempts them from the quota: {TEAM}" in found["namespaces"][0]["text"]
+        assert "has not renewed its Lease since 2026-01-01T00:00:00Z" in found["controller"][0]["text"]
+    await_healthy(admin)
+
+
+@pytest.mark.usefixtures("clinic")
+def test_a_user_without_permissions_gets_no_guess(admin: Cluster) -> None:
+    admin.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "nobody", "namespace": TEAM}})
+    kubeconfig = admin.kubeconfig_for_token(admin.service_account_token(TEAM, "nobody"))
+    told = run("--kubeconfig", str(kubeconfig), "doctor", "-o", "json")
+    assert (told.exit_code, {each["state"] for each in json.loads(told.stdout)}) == (1, {"unknown"})

@@ -1,0 +1,335 @@
+"""Tests of `kubectl gpuquota doctor`, which checks a whole installation and says what to do about each fault."""
+
+import base64
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller import registration
+from controller.plugin.kubectl import Kubectl
+from examples.discovery import A100, hami, labelled, node
+from tests.gpuquota import Cluster, run
+from tests.quota_map import QUOTA
+from tests.tables import cases
+from tests.unit.test_registration import OF_POLICY, OF_VALIDATING, documents, path_of, with_webhooks
+from vcuda.errors import ApiError, Forbidden, Unavailable, VcudaError
+from vcuda.kube import Kube
+from vcuda.ledger.ledger import Ledger, Reservation
+from vcuda.ledger.text import write_ledger
+from vcuda.registration import CALLED, PROBE
+from vcuda.tls import serving_files
+from vcuda.x509 import Names, make_authority, make_leaf
+
+Json = dict[str, Any]
+SYSTEM, LEDGERS = "/api/v1/namespaces/vcuda-quota", "/api/v1/namespaces/vcuda-quota-ledgers/configmaps"
+DEPLOYMENTS = "/apis/apps/v1/namespaces/vcuda-quota/deployments"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/vcuda-quota/leases/vcuda-controller"
+SECRET = f"{SYSTEM}/secrets/vcuda-webhook-tls"
+CRON_JOB = "/apis/batch/v1/namespaces/vcuda-quota/cronjobs/vcuda-certs"
+NOW = datetime.now(UTC).replace(microsecond=0)
+READY = {"type": "Ready", "status": "True"}
+JOB = "kubectl -n vcuda-quota create job --from=cronjob/vcuda-certs certs-now"
+
+
+def spec(image: str = "vcuda-quota:1") -> Json:
+    ports = [{"name": "https", "containerPort": 8443}]
+    return {"containers": [{"name": "main", "image": image, "ports": ports}]}
+
+
+def pod(image: str = "vcuda-quota:1", **status: Any) -> Json:
+    return {"spec": spec(image), "status": {"phase": "Running", "podIP": "10.0.0.7", "conditions": [READY], **status}}
+
+
+class Installed(Cluster):
+    """A cluster with a healthy installation. ``pages``: the pages of the webhook's replicas, by pod and page.
+
+    ``refused``: the refusals of requests whose path contains the key.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages: dict[str, bytes | VcudaError] = {}
+        self.refused: dict[str, VcudaError] = {}
+        self.probe: VcudaError | None = Forbidden(403, f"denied the request: {CALLED}")
+        self.policy: VcudaError | None = Forbidden(403, "ValidatingAdmissionPolicy 'in-effect.quota.vcuda.io' denied")
+        self.store("/version", {})
+        for manifest in map(with_webhooks, documents("registration.yaml")):
+            self.store(path_of(manifest), manifest)
+        for manifest in (*documents("policies.yaml"), *documents("usage-policy.yaml")):
+            self.store(path_of(manifest), manifest)
+        self.issue(NOW)
+        for name, replicas in (("vcuda-webhook", 2), ("vcuda-controller", 2)):
+            self.store(f"{DEPLOYMENTS}/{name}", {"spec": {"replicas": replicas, "template": {"spec": spec()}}})
+            for number in range(replicas):
+                self.store_pod(name, f"{name}-{number}", pod())
+        template = {"spec": {"template": {"spec": spec()}}}
+        self.store(CRON_JOB, {"spec": {"jobTemplate": template}})
+        self.renew_lease(NOW)
+        for name, label in (("team-a", None), ("free", "false"), ("kube-system", "false")):
+            self.label(name, label)
+        self.store("/api/v1/nodes/h1", node(hami(A100), labelled("A100"), name="h1"))
+        self.quota("team-a: {quota: {A100: 1}}")
+        self.store_ledger("team-a", Ledger())
+
+    def store_pod(self, name: str, pod_name: str, manifest: Json) -> None:
+        metadata = {"name": pod_name, "namespace": "vcuda-quota", "labels": {"app.kubernetes.io/name": name}}
+        self.store(f"{SYSTEM}/pods/{pod_name}", {**manifest, "metadata": metadata})
+
+    def renew_lease(self, at: datetime) -> None:
+        times = {"renewTime": f"{at:%FT%T.%fZ}", "leaseDurationSeconds": 30}
+        self.store(LEASE, {"metadata": {}, "spec": {"holderIdentity": "vcuda-controller-0-x", **times}})
+
+    def issue(self, at: datetime) -> None:
+        """Store a certificate that was issued at this time, and let all replicas serve it."""
+        authority = make_authority(at)
+        leaf = make_leaf(authority, Names(("localhost",)), at)
+        files = {each.name: base64.b64encode(each.content).decode() for each in serving_files(authority, leaf)}
+        self.store(SECRET, {"metadata": {"name": "vcuda-webhook-tls"}, "data": files})
+        expiry = leaf.certificate.not_valid_after_utc.timestamp()
+        for number in range(2):
+            self.serve(number, vcuda_quota_config_valid=1, vcuda_serving_certificate_expiry_seconds=expiry)
+
+    def serve(self, number: int, **metrics: float) -> None:
+        text = "".join(f"{name} {value:.0f}\n" for name, value in metrics.items())
+        self.pages |= {f"{number}/readyz": b"ok\n", f"{number}/metrics": text.encode()}
+
+    def label(self, namespace: str, value: str | None) -> None:
+        labels = {"quota.vcuda.io/enforced": value} if value else {}
+        self.store(f"/api/v1/namespaces/{namespace}", {"metadata": {"name": namespace, "labels": labels}})
+
+    def quota(self, document: str, **metadata: Any) -> None:
+        fields = [{"time": "2026-11-20T10:00:00Z", "fieldsV1": {"f:data": {}}}]
+        labels = {"quota.vcuda.io/config": "true"}
+        own = {"name": "gpuquota", "namespace": "kube-system", "labels": labels, "managedFields": fields, **metadata}
+        self.store(QUOTA, {"metadata": own, "data": {"gpu_quota": document}})
+
+    def store_ledger(self, namespace: str, ledger: Ledger | str) -> None:
+        text = ledger if isinstance(ledger, str) else write_ledger(ledger)
+        name, labels = f"gpu-ledger-{namespace}", {"quota.vcuda.io/ledger-of": namespace}
+        self.store(f"{LEDGERS}/{name}", {"metadata": {"name": name, "labels": labels}, "data": {"ledger": text}})
+
+    def get(self, path: str, _params: object = None, timeout: float = 10) -> bytes:
+        for part, refusal in self.refused.items():
+            if part in path:
+                raise refusal
+        if "/proxy/" not in path:
+            return super().get(path, timeout=timeout)
+        found = self.pages[path.removeprefix(f"{SYSTEM}/pods/https:vcuda-webhook-").replace(":8443/proxy", "")]
+        if isinstance(found, VcudaError):
+            raise found
+        return found
+
+    def post(self, path: str, body: bytes, params: object = None, timeout: float = 10) -> bytes:
+        assert (params, json.loads(body)["metadata"]["name"]) == ({"dryRun": "All"}, PROBE)
+        if refusal := self.probe if path.startswith("/api/v1/namespaces/kube-system/") else self.policy:
+            raise refusal
+        return self.get("/version", timeout=timeout)
+
+
+@pytest.fixture
+def api(home: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
+    api = Installed()
+    monkeypatch.setattr(Kubectl, "find", lambda *_: api)
+    monkeypatch.setattr(Kube, "connect", lambda *_: api.kube)
+    monkeypatch.setattr(registration, "PAUSE_SECONDS", 0)
+    assert not (home / ".kube").exists()
+    return api
+
+
+def findings(status: int) -> list[dict[str, str]]:
+    told = run("doctor", "-o", "json")
+    assert (told.exit_code, told.stderr) == (status, "")
+    found: list[dict[str, str]] = json.loads(told.stdout)
+    return found
+
+
+@pytest.mark.usefixtures("api")
+def test_a_healthy_installation_has_an_ok_line_for_each_check() -> None:
+    assert {each["check"]: (each["state"], each["action"]) for each in findings(0)} == dict.fromkeys(
+        (
+            *("registration", "webhook", "controller", "versions", "certificates"),
+            *("quota", "namespaces", "models", "nodes", "ledgers"),
+        ),
+        ("ok", ""),
+    )
+    shown = run("doctor").stdout
+    for text in (
+        "24 webhook configurations, policies and bindings are as declared and in effect",
+        "2 replicas answer, each at its own address",
+        "vcuda-controller-0-x leads, and renewed its Lease",
+        "tls.crt expires in 89 days",
+        "ConfigMap kube-system/gpuquota has 1 entries, last changed at 2026-11-20T10:00:00Z",
+        "1 of 3 namespaces are limited",
+    ):
+        assert text in shown
+
+
+def removed(path: str) -> Callable[[Installed], None]:
+    return lambda api: api.remove(path)
+
+
+def served(number: int, page: str, answer: bytes | VcudaError) -> Callable[[Installed], None]:
+    return lambda api: api.pages.update({f"{number}/{page}": answer})
+
+
+def stored(name: str, manifest: Json) -> Callable[[Installed], None]:
+    return lambda api: api.store_pod(name.rpartition("-")[0], name, manifest)
+
+
+def waiting(reason: str, message: str) -> Json:
+    states = [{"state": {"waiting": {"reason": reason, "message": message}}}]
+    return pod(phase="Pending", podIP=None, conditions=[], containerStatuses=states)
+
+
+LOST = Ledger(reserved={"lost": Reservation({}, 7)})
+BAD_IMAGE = waiting("ImagePullBackOff", "no such image")
+CALL_FAILED = Unavailable('failed calling webhook "config.quota.vcuda.io": connection refused')
+
+
+@cases(
+    "damage, check, text, action",
+    policy_deleted=(removed(OF_POLICY), "registration", "ledgers.quota.vcuda.io does not exist", JOB),
+    webhook_removed=(lambda api: api.objects[OF_VALIDATING].pop("webhooks"), "registration", "has no webhooks", JOB),
+    not_called=(lambda api: setattr(api, "probe", None), "registration", "does not call webhook", "Enable this"),
+    not_evaluated=(lambda api: setattr(api, "policy", None), "registration", "does not evaluate", "Enable this"),
+    untrusted=(
+        lambda api: setattr(api, "probe", ApiError(500, "x509: unknown authority")),
+        *("registration", "does not trust the webhook's certificate", JOB),
+    ),
+    call_fails=(
+        lambda api: setattr(api, "probe", CALL_FAILED),
+        *("registration", "cannot call the webhook", "describe pods -l app.kubernetes.io/name=vcuda-webhook"),
+    ),
+    replica_silent=(
+        served(1, "readyz", Unavailable("error trying to reach service: connection refused")),
+        *("webhook", "pod vcuda-webhook-1 does not answer: error trying to reach service", "describe pods"),
+    ),
+    replica_not_ready=(
+        served(0, "readyz", Unavailable("the quota has not been read yet (HTTP 503)")),
+        *("webhook", "pod vcuda-webhook-0 does not answer: the quota has not been read yet", "describe pods"),
+    ),
+    image_missing=(stored("vcuda-webhook-1", BAD_IMAGE), "webhook", "ImagePullBackOff no such image", "describe pods"),
+    replica_missing=(removed(f"{SYSTEM}/pods/vcuda-webhook-1"), "webhook", "1 of 2 pods", "describe pods"),
+    deployment_missing=(removed(f"{DEPLOYMENTS}/vcuda-webhook"), "webhook", "does not exist", "helm upgrade"),
+    scaled_to_zero=(
+        lambda api: api.objects[f"{DEPLOYMENTS}/vcuda-webhook"]["spec"].update(replicas=0),
+        *("webhook", "has 0 replicas", "scale deployment/vcuda-webhook"),
+    ),
+    controller_pending=(
+        stored("vcuda-controller-1", waiting("CrashLoopBackOff", "back-off")),
+        *("controller", "CrashLoopBackOff", "describe pods -l app.kubernetes.io/name=vcuda-controller"),
+    ),
+    no_lease=(removed(LEASE), "controller", "no controller holds Lease vcuda-quota/vcuda-controller", "describe pods"),
+    old_lease=(lambda api: api.renew_lease(NOW - timedelta(hours=1)), "controller", "has not renewed", "describe pods"),
+    two_images=(
+        stored("vcuda-webhook-1", pod("vcuda-quota:2")),
+        *("versions", "pod vcuda-webhook-1 has vcuda-quota:2", "rollout status deployment/vcuda-webhook"),
+    ),
+    old_cron_job=(
+        lambda api: api.objects[CRON_JOB]["spec"]["jobTemplate"]["spec"]["template"].update(spec=spec("vcuda-quota:0")),
+        *("versions", "CronJob vcuda-certs has vcuda-quota:0", "rollout status deployment/vcuda-webhook"),
+    ),
+    late=(lambda api: api.issue(NOW - timedelta(days=70)), "certificates", "was not renewed in time", JOB),
+    no_certificate=(removed(SECRET), "certificates", "Secret vcuda-quota/vcuda-webhook-tls does not exist", JOB),
+    other_certificate=(
+        lambda api: api.serve(1, vcuda_serving_certificate_expiry_seconds=5),
+        *("certificates", "pod vcuda-webhook-1 serves another certificate", "rollout restart"),
+    ),
+    malformed=(lambda api: api.quota("{team-a: 8}"), "quota", "is malformed, and the last good", "Correct"),
+    unlabelled_quota=(
+        lambda api: api.quota("team-a: {quota: {A100: 1}}", labels={}),
+        *("quota", "edits are not checked", "kubectl -n kube-system label configmap gpuquota"),
+    ),
+    older_quota=(
+        lambda api: api.serve(1, vcuda_quota_config_valid=0),
+        *("quota", "pod vcuda-webhook-1 uses an older quota", "kubectl -n vcuda-quota logs vcuda-webhook-1"),
+    ),
+    exempt=(lambda api: api.label("team-a", "false"), "namespaces", "exempts them from the quota: team-a", "its log"),
+    taking_effect=(
+        lambda api: api.label("team-a", "taking-effect"),
+        *("namespaces", "the quota is not in effect there yet: team-a", "read its log"),
+    ),
+    not_exempt=(lambda api: api.label("free", None), "namespaces", "lack the label", "read its log"),
+    no_node=(
+        lambda api: api.quota("team-a: {quota: {A100: 1, H100: 1}}"),
+        *("models", "no node has GPU model H100", "kubectl gpuquota nodes"),
+    ),
+    no_model=(
+        lambda api: api.store("/api/v1/nodes/h2", node(hami(A100), name="h2")),
+        *("nodes", "1 GPU nodes have no model: h2", "kubectl label node h2 gaia.tencent.com/gpu-model=MODEL"),
+    ),
+    lost=(lambda api: api.store_ledger("team-a", LOST), "ledgers", "of namespace team-a is closed", "Wait 90 s"),
+    damaged=(
+        lambda api: api.store_ledger("team-a", "{"),
+        *("ledgers", "of namespace team-a cannot be read", "delete configmap gpu-ledger-team-a"),
+    ),
+    other_format=(
+        lambda api: api.store_ledger("team-a", '{"format": 99}'),
+        *("ledgers", "another release wrote the ledger", "Update all parts to one release"),
+    ),
+    ledger_deleted=(
+        lambda api: (
+            api.remove(f"{LEDGERS}/gpu-ledger-team-a"),
+            api.store(f"{LEDGERS}/m", {"metadata": {"name": "gpu-ledger-opened.team-a"}}),
+        ),
+        *("ledgers", "the ledger of namespace team-a was deleted", "Wait 90 s"),
+    ),
+)
+def test_a_fault_has_one_line_that_says_what_to_do(
+    api: Installed, damage: Callable[[Installed], Any], check: str, text: str, action: str
+) -> None:
+    damage(api)
+    [found] = [each for each in findings(1) if each["state"] == "wrong"]
+    assert (found["check"], text in found["text"], action in found["action"]) == (check, True, True), found
+    [line] = [line for line in run("doctor").stdout.splitlines() if line.split()[:2] == [check, "wrong"]]
+    assert f"{found['text']}. {found['action']}" in line
+
+
+@cases(
+    "refused, check",
+    policies=("/validatingadmissionpolicies/", "registration"),
+    pods_proxy=("/proxy/", "webhook"),
+    lease=("/leases/", "controller"),
+    images=("/cronjobs/", "versions"),
+    secret=("/secrets/", "certificates"),
+)
+def test_what_cannot_be_read_is_unknown_and_no_guess_is_shown(api: Installed, refused: str, check: str) -> None:
+    api.refused[refused] = Forbidden(403, "is forbidden: no permission")
+    found = [each for each in findings(1) if each["state"] != "ok"]
+    assert {(each["check"], each["state"]) for each in found} == {(check, "unknown")}
+    assert all("no permission" in each["text"] and "this permission" in each["action"] for each in found)
+
+
+def test_a_replica_that_protects_its_metrics_still_answers(api: Installed) -> None:
+    api.pages["0/metrics"] = ApiError(401, "a client certificate is required")
+    findings(0)
+
+
+def test_a_certificate_of_cert_manager_is_not_renewed_by_our_job(api: Installed) -> None:
+    api.issue(NOW - timedelta(days=70))
+    api.objects[SECRET]["metadata"]["annotations"] = {"cert-manager.io/certificate-name": "vcuda-webhook"}
+    [found] = [each for each in findings(1) if each["state"] == "wrong"]
+    assert "describe certificates" in found["action"]
+
+
+def test_an_unexplained_failure_of_the_probe_is_unknown(api: Installed) -> None:
+    api.probe = Unavailable("etcdserver: request timed out")
+    [found] = [each for each in findings(1) if each["state"] != "ok"]
+    assert (found["check"], found["state"]) == ("registration", "unknown")
+
+
+def test_a_cluster_that_does_not_answer_ends_the_command(api: Installed) -> None:
+    api.refused["/version"] = Unavailable("connection refused")
+    told = run("doctor")
+    assert (told.exit_code, told.stdout, "connection refused" in told.stderr) == (1, "", True)
+
+
+def test_without_a_quota_no_namespace_is_limited_and_nothing_is_wrong(api: Installed) -> None:
+    api.remove(QUOTA)
+    api.label("team-a", "false")
+    [found] = [each for each in findings(0) if each["check"] == "quota"]
+    assert "no namespace is limited" in found["text"]
