@@ -40,7 +40,7 @@ class Finding:
     action: str = ""
 
 
-class FoundFault(NamedTuple):
+class Defect(NamedTuple):
     """A fault that a check found. ``state``: `WRONG`, or `UNKNOWN` if something cannot be read."""
 
     text: str
@@ -48,7 +48,7 @@ class FoundFault(NamedTuple):
     state: str = WRONG
 
 
-Check = Callable[[Installation], Iterator[FoundFault | str]]
+Check = Callable[[Installation], Iterator[Defect | str]]
 """A function that yields the faults that it finds, and a text for the case that it finds none."""
 
 
@@ -62,111 +62,109 @@ def examine(
     seen = Installation(connect(kubeconfig, context), Place(quota=quota, **names))
     seen.kube.get("/version")
     for name, check in CHECKS.items():
-        found: list[FoundFault | str] = []
+        found: list[Defect | str] = []
         try:
             found += check(seen)
         except (errors.VcudaError, *BROKEN) as error:
             action = MISSING_PERMISSION if isinstance(error, errors.Forbidden) else ""
-            found.append(FoundFault(f"{CANNOT_READ}: {error}", action, UNKNOWN))
-        faults = [each for each in found if isinstance(each, FoundFault)]
+            found.append(Defect(f"{CANNOT_READ}: {error}", action, UNKNOWN))
+        faults = [each for each in found if isinstance(each, Defect)]
         yield from (Finding(name, each.state, each.text, each.action) for each in faults)
         yield from (Finding(name, OK, each) for each in found if not faults and isinstance(each, str))
 
 
 def finding_row(finding: Finding) -> tuple[str, ...]:
-    return finding.check, finding.state, f"{finding.text}. {finding.action}" if finding.action else finding.text
+    end = "" if finding.text.endswith("?") else "."
+    text = f"{finding.text}{end} Do this: {finding.action}" if finding.action else finding.text
+    return finding.check, finding.state, text
 
 
-def _registration(seen: Installation) -> Iterator[FoundFault | str]:
+def _registration(seen: Installation) -> Iterator[Defect | str]:
     limited = [name for name, label in seen.namespaces.items() if seen.limits(name) and label != labels.EXEMPT]
     missing, failure = registration.find_missing(seen.kube, lambda: labels.is_evaluated(seen.kube, limited), time.sleep)
     for each in missing:
         if each in (registration.NO_POLICIES, registration.NO_WEBHOOKS):
-            yield FoundFault(str(each), "Enable this admission plugin in each API server")
+            yield Defect(str(each), "Enable this admission plugin in each API server")
         elif each == registration.NO_TRUST:
-            yield FoundFault(str(each), f"Renew the certificate: {seen.job}")
+            yield Defect(str(each), f"Renew the certificate: {seen.job}")
     declared = [each for each in missing if (each.kind, each.name) in DECLARED and each != registration.NO_TRUST]
     unread = [each for each in declared if each.reason.startswith(CANNOT_READ)]
     if unread:
-        yield FoundFault(summary(unread), MISSING_PERMISSION, UNKNOWN)
+        yield Defect(summary(unread), MISSING_PERMISSION, UNKNOWN)
     if wrong := [each for each in declared if each not in unread]:
-        yield FoundFault(summary(wrong), f"{seen.apply}. Then register the webhooks: {seen.job}")
+        yield Defect(summary(wrong), f"{seen.apply}. Then register the webhooks: {seen.job}")
     if failure and _CALL_FAILED in str(failure):
-        yield FoundFault(f"the API server cannot call the webhook: {failure}", seen.describe(WEBHOOK))
+        yield Defect(f"the API server cannot call the webhook: {failure}", seen.describe(WEBHOOK))
     elif failure:
-        yield FoundFault(
-            f"the API server did not answer the probe of the webhooks and policies: {failure}", "", UNKNOWN
-        )
+        yield Defect(f"the API server did not answer the probe of the webhooks and policies: {failure}", "", UNKNOWN)
     yield f"{len(DECLARED)} webhook configurations, policies and bindings are as declared and in effect"
 
 
-def _webhook(seen: Installation) -> Iterator[FoundFault | str]:
+def _webhook(seen: Installation) -> Iterator[Defect | str]:
     yield from _too_few(seen, WEBHOOK, seen.replicas)
     for each in seen.replicas:
         if each.forbidden:
-            yield FoundFault(f"pod {each.pod} {each.fault}", MISSING_PERMISSION, UNKNOWN)
+            yield Defect(f"pod {each.pod} {each.fault}", MISSING_PERMISSION, UNKNOWN)
         elif each.fault:
-            yield FoundFault(f"pod {each.pod} {each.fault}", seen.describe(WEBHOOK))
-    yield f"{len(seen.replicas)} replicas answer, each at its own address"
+            yield Defect(f"pod {each.pod} {each.fault}", seen.describe(WEBHOOK))
+    yield f"all {len(seen.replicas)} replicas answer, each at its own address"
 
 
-def _controller(seen: Installation) -> Iterator[FoundFault | str]:
+def _controller(seen: Installation) -> Iterator[Defect | str]:
     pods = seen.pods(CONTROLLER)
     yield from _too_few(seen, CONTROLLER, pods)
     for name, pod in pods.items():
         if fault := seen.fault_of(pod):
-            yield FoundFault(f"pod {name} {fault}", seen.describe(CONTROLLER))
+            yield Defect(f"pod {name} {fault}", seen.describe(CONTROLLER))
     holder, renewed, expires, now = seen.lease()
     if not holder:
-        yield FoundFault(f"no controller holds Lease {seen.system}/{CONTROLLER}", seen.describe(CONTROLLER))
+        yield Defect(f"no controller holds Lease {seen.system}/{CONTROLLER}", seen.describe(CONTROLLER))
     elif expires < now:
-        yield FoundFault(
-            f"the leader {holder} has not renewed its Lease since {renewed:%FT%TZ}", seen.describe(CONTROLLER)
-        )
-    yield f"{holder} leads, and renewed its Lease {round((now - renewed).total_seconds())} s ago"
+        yield Defect(f"the leader {holder} has not renewed its Lease since {renewed:%FT%TZ}", seen.describe(CONTROLLER))
+    yield f"{holder} leads, and renewed its Lease at {renewed:%FT%TZ}"
 
 
-def _too_few(seen: Installation, name: str, found: Collection[str | Replica]) -> Iterator[FoundFault]:
+def _too_few(seen: Installation, name: str, found: Collection[str | Replica]) -> Iterator[Defect]:
     wanted = seen.wanted(name)
     if wanted is None:
-        yield FoundFault(f"Deployment {seen.system}/{name} does not exist", seen.apply)
+        yield Defect(f"Deployment {seen.system}/{name} does not exist", seen.apply)
     elif not wanted:
-        yield FoundFault(f"Deployment {name} has 0 replicas", seen.kubectl(f"scale deployment/{name} --replicas=3"))
+        yield Defect(f"Deployment {name} has 0 replicas", seen.kubectl(f"scale deployment/{name} --replicas=3"))
     elif len(found) < wanted:
-        yield FoundFault(f"{len(found)} of {wanted} pods of Deployment {name} exist", seen.describe(name))
+        yield Defect(f"{len(found)} of {wanted} pods of Deployment {name} exist", seen.describe(name))
 
 
-def _versions(seen: Installation) -> Iterator[FoundFault | str]:
+def _versions(seen: Installation) -> Iterator[Defect | str]:
     # An image policy may rewrite the images of pods, but not those of their templates. So both are compared apart.
     for kind, images in (("pods", seen.images), ("templates", seen.template_images())):
         if len(set(images.values())) > 1:
             pairs = [f"{name} has {image}" for name, image in sorted(images.items())]
             action = f"Finish the upgrade: {seen.kubectl(f'rollout status deployment/{WEBHOOK}')}"
-            yield FoundFault(f"{kind} have different images: {listed(pairs, MAX_NAMES)}", action)
+            yield Defect(f"{kind} have different images: {listed(pairs, MAX_NAMES)}", action)
     yield f"all pods run {next(iter(seen.images.values()), 'no image')}"
 
 
-def _certificates(seen: Installation) -> Iterator[FoundFault | str]:
+def _certificates(seen: Installation) -> Iterator[Defect | str]:
     now, texts = datetime.datetime.now(datetime.UTC), list[str]()
     issued = seen.certificates()
     if not issued:
-        yield FoundFault(f"Secret {seen.system}/{SECRET} does not exist", f"Issue the certificate: {seen.job}")
+        yield Defect(f"Secret {seen.system}/{SECRET} does not exist", f"Issue the certificate: {seen.job}")
         return
     for key, one in issued.items():
         if one.end:
             texts.append(f"{key} expires in {(one.end - now).days} days, at {one.end:%FT%TZ}")
         if certificates.is_late(one, now):
-            yield FoundFault(f"{texts[-1]}, and was not renewed in time", f"Renew it: {seen.renew}")
+            yield Defect(f"{texts[-1]}, and was not renewed in time", f"Renew it: {seen.renew}")
     end = issued["tls.crt"].end
     for each in seen.replicas:
         served = each.metrics.get("vcuda_serving_certificate_expiry_seconds")
         if served and end and abs(served - end.timestamp()) > 1:
             restart = f"If this lasts for minutes: {seen.kubectl(f'rollout restart deployment/{WEBHOOK}')}"
-            yield FoundFault(f"pod {each.pod} serves another certificate than Secret {SECRET} has", restart)
+            yield Defect(f"pod {each.pod} serves another certificate than Secret {SECRET} has", restart)
     yield "; ".join(texts)
 
 
-def _quota(seen: Installation) -> Iterator[FoundFault | str]:
+def _quota(seen: Installation) -> Iterator[Defect | str]:
     namespace, name, _ = seen.place.quota
     where = f"ConfigMap {namespace}/{name}"
     if seen.quota_map is None:
@@ -175,21 +173,22 @@ def _quota(seen: Installation) -> Iterator[FoundFault | str]:
     try:
         config = seen.config
     except errors.QuotaFault as fault:
-        yield FoundFault(f"{where} is malformed, and the last good quota is in force: {fault}", "Correct the document")
+        yield Defect(f"{where} is malformed, and the last good quota is in force: {fault}", "Correct the document")
         return
     metadata = seen.quota_map["metadata"]
     if (metadata.get("labels") or {}).get("quota.vcuda.io/config") != "true":
         command = f"kubectl -n {namespace} label configmap {name} quota.vcuda.io/config=true"
-        yield FoundFault(f"{where} lacks the label quota.vcuda.io/config, so edits are not checked", command)
+        yield Defect(f"{where} lacks the label quota.vcuda.io/config, so edits are not checked", command)
     for each in seen.replicas:
         if each.metrics.get("vcuda_quota_config_valid") == 0:
             text = f"pod {each.pod} uses an older quota, because it finds {where} malformed"
-            yield FoundFault(text, seen.kubectl(f"logs {each.pod}"))
-    entries = len(config.quota.entries)
-    yield f"{where} has {entries} entries, last changed at {seen.quota_changed()} (version {config.quota.version})"
+            yield Defect(text, seen.kubectl(f"logs {each.pod}"))
+    limited = listed([*config.quota.entries], MAX_NAMES)
+    version = f"resourceVersion {config.quota.version}"
+    yield f"{where} is in force, last changed at {seen.quota_changed()} ({version}). It limits {limited}"
 
 
-def _namespaces(seen: Installation) -> Iterator[FoundFault | str]:
+def _namespaces(seen: Installation) -> Iterator[Defect | str]:
     exempt, taking, unlabelled = list[str](), list[str](), list[str]()
     for name, label in seen.namespaces.items():
         if seen.limits(name):
@@ -197,49 +196,48 @@ def _namespaces(seen: Installation) -> Iterator[FoundFault | str]:
             taking += [name] * (label == labels.TAKING_EFFECT)
         else:
             unlabelled += [name] * (label != labels.EXEMPT)
-    action = "The controller's leader corrects labels within seconds. If this lasts, read its log"
+    logs = seen.kubectl(f"logs -l app.kubernetes.io/name={CONTROLLER}")
+    action = f"Wait some seconds for the controller to correct the label. If this lasts, read its log: {logs}"
     for names, text in (
         (exempt, "are limited, but their label exempts them from the quota"),
         (taking, "are limited, but the quota is not in effect there yet"),
         (unlabelled, f"are not limited, but lack the label {labels.ENFORCED_LABEL}={labels.EXEMPT}"),
     ):
         if names:
-            yield FoundFault(f"{len(names)} namespaces {text}: {listed(names, MAX_NAMES)}", action)
+            yield Defect(f"these namespaces {text}: {listed(names, MAX_NAMES)}", action)
     limited = sum(1 for name in seen.namespaces if seen.limits(name))
     yield f"{limited} of {len(seen.namespaces)} namespaces are limited, and all labels are right"
 
 
-def _models(seen: Installation) -> Iterator[FoundFault | str]:
+def _models(seen: Installation) -> Iterator[Defect | str]:
     present = {each.models[0] for each in seen.nodes.nodes if each.models}
     for text in model_warnings(seen.config.quota.models, present):
-        yield FoundFault(text, "Correct the quota, or label the nodes: kubectl gpuquota nodes")
+        yield Defect(text, "Correct the quota, or label the nodes: kubectl gpuquota nodes")
     yield f"every model of the quota has nodes: {listed(sorted(seen.config.quota.models), MAX_NAMES)}"
 
 
-def _nodes(seen: Installation) -> Iterator[FoundFault | str]:
+def _nodes(seen: Installation) -> Iterator[Defect | str]:
     if bare := [each.node for each in seen.nodes.nodes if not each.models]:
         label = f"kubectl label node {bare[0]} {seen.place.model_label}=MODEL"
-        yield FoundFault(f"{len(bare)} GPU nodes have no model: {listed(bare, MAX_NAMES)}", f"Name the model: {label}")
-    yield f"{len(seen.nodes.nodes)} GPU nodes have a model"
+        yield Defect(f"these GPU nodes have no model: {listed(bare, MAX_NAMES)}", f"Name the model: {label}")
+    yield f"all {len(seen.nodes.nodes)} GPU nodes have a model"
 
 
-def _ledgers(seen: Installation) -> Iterator[FoundFault | str]:
+def _ledgers(seen: Installation) -> Iterator[Defect | str]:
     ledgers, marked = seen.ledgers()
     wait = "Wait 90 s, and run this command again: the ledger is rebuilt from the stored pods"
     for namespace, text in ledgers.items():
         try:
             if read_ledger(text).lost is not None:
-                yield FoundFault(
-                    f"the ledger of namespace {namespace} is closed, because an earlier one was lost", wait
-                )
+                yield Defect(f"the ledger of namespace {namespace} is closed, because an earlier one was lost", wait)
         except (ValueError, RecursionError) as error:
             delete = f"kubectl -n {seen.place.ledger_namespace} delete configmap {ledger_name(namespace)}"
             action = "Update all parts to one release" if isinstance(error, OtherFormat) else delete
-            yield FoundFault(f"the ledger of namespace {namespace} cannot be read: {error}", action)
+            yield Defect(f"the ledger of namespace {namespace} cannot be read: {error}", action)
     for namespace in sorted(marked - {*ledgers}):
         if seen.limits(namespace):
-            yield FoundFault(f"the ledger of namespace {namespace} was deleted", wait)
-    yield f"{len(ledgers)} ledgers are open"
+            yield Defect(f"the ledger of namespace {namespace} was deleted", wait)
+    yield f"all {len(ledgers)} ledgers are open"
 
 
 CHECKS: dict[str, Check] = {
