@@ -190,6 +190,27 @@ def test_a_real_kubectl_runs_the_plugin(cluster: Cluster, team: str, tmp_path: P
     assert completed.stdout.splitlines()[0].startswith("why\t")
 
 
+def test_the_promised_and_the_present_cards_of_each_model_are_shown_with_mig_slices(
+    cluster: Cluster,
+    installation: Installation,
+    led_team: Callable[[Json], str],
+    create_node: Callable[..., str],
+    gpuquota: Plugin,
+) -> None:
+    create_node("whole", {MODEL: "H200"}, {"nvidia.com/gpu": "2"})
+    create_node("slices", {MODEL: "A30"}, {"nvidia.com/mig-1g.6gb": "4", "nvidia.com/mig-2g.12gb": "2"})
+    crowded = led_team({"quota": {"H200": 4, "A30": 1}, "grants": [{"A30": 1, "until": "2999-01-01"}]})
+    cluster.create(with_spec(card_pod("one", crowded), nodeSelector={MODEL: "H200"}))
+    await_published(cluster, crowded, lambda report: used(report) == {"H200": 1, "A30": 0})
+    quota = installation.quota
+    told = gpuquota("nodes", "-o", "json", "--quota-configmap", f"{quota.namespace}/{quota.name}")
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout)
+    models = {each["model"]: (each["promised"], each["present"], each["charged"]) for each in found["models"]}
+    assert (models["H200"], models["A30"]) == ((4, 2, 1), (2, 2, 0))
+    assert "the quotas promise 4 cards of H200, but the nodes have 2" in found["warnings"]
+
+
 @pytest.mark.usefixtures("controller_manager")
 def test_why_shows_what_a_rejected_deployment_waits_for(cluster: Cluster, team: str, gpuquota: Plugin) -> None:
     cluster.create(on_m40(card_pod("holder", team, cards=3)))
@@ -218,6 +239,43 @@ def test_why_looks_at_the_pending_pod_of_a_deployment_first(cluster: Cluster, te
     first, second = json.loads(told.stdout)["now"]
     assert (first["object"], second["object"]) == (f"Pod/{pod['metadata']['name']}", "Deployment/waits")
     assert "the pod is pinned to M40; the scheduler has not placed the pod: " in first["reason"]
+
+
+@pytest.mark.usefixtures("controller_manager")
+def test_why_shows_the_claims_that_a_pod_has_and_waits_for(cluster: Cluster, team: str, gpuquota: Plugin) -> None:
+    dra.require_dra(cluster)
+    for name, count in (("has", 1), ("waits", 4)):
+        cluster.create(dra.template(team, name, dra.request(count=count)))
+        cluster.create(dra.claiming(team, name, resourceClaimTemplateName=name))
+        if name == "has":
+            cluster.wait_pod(team, name, lambda pod: "resourceClaimStatuses" in pod["status"])
+    has, waits = (gpuquota("why", f"pod/{name}", "-n", team, "-o", "json") for name in ("has", "waits"))
+    [claim] = dra.claims(cluster, team)
+    [(name, reason)] = [(each["object"], each["reason"]) for each in json.loads(has.stdout)["now"][1:]]
+    assert (has.returncode, name) == (0, f"ResourceClaim/{claim['metadata']['name']}")
+    assert (reason.startswith("the claim exists; the claim is pinned to m40"), "no device yet" in reason) == (
+        True,
+        True,
+    )
+    [refused] = json.loads(waits.stdout)["now"][1:]
+    assert (waits.returncode, refused["object"], refused["decision"]) == (1, "ResourceClaim/waits-gpu-*", "refused")
+
+
+def test_explain_of_a_pod_that_exists_is_about_a_second_pod(
+    cluster: Cluster, team: str, gpuquota: Plugin, tmp_path: Path
+) -> None:
+    file, train = tmp_path / "pod.yaml", on_m40(card_pod("train", team, cards=2))
+    file.write_text(yaml.safe_dump(train))
+    cluster.create(train)
+    [fits] = json.loads(gpuquota("explain", "-f", str(file), "-o", "json").stdout)
+    cluster.create(on_m40(card_pod("another", team, cards=2)))
+    [over] = json.loads(gpuquota("explain", "-f", str(file), "-o", "json").stdout)
+    exists = "Pod/train exists already, so the decision is about a second object like it"
+    assert [(each["decision"], exists in each["warnings"]) for each in (fits, over)] == [
+        ("admitted", True),
+        ("refused", True),
+    ]
+    assert "exceeded quota" in over["reason"]
 
 
 def test_explain_shows_the_decision_and_reason_for_each_pod_and_creates_nothing(
