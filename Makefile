@@ -28,7 +28,7 @@ PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 # What the programs need, at the locked versions. `make demo` needs no more, and this takes less time than the rest.
 $(VENV)/programs-installed: setup.cfg pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11 …")'
-	@echo 'Installing vcuda quota into $(VENV). This is necessary only once, and takes about half a minute.'
+	@echo 'Installing vcuda quota into $(VENV). This is necessary only once, and takes about a minute.'
 	@began=$$(date +%s) && \
 	echo '  1. a virtual environment of Python' && $(PYTHON) -m venv $(VENV) && \
 	echo "  2. $$(grep -c == requirements.lock) packages of requirements.lock" && $(PIP) --require-hashes --requirement requirements.lock && \
