@@ -157,7 +157,7 @@ class ModelLabels:
             found.source if found.label else "",
             frozenset(doubts),
             found.model(known.models),
-            found.cards(node.facts, known),
+            found.cards(node.facts, known, published),
         )
         renewal = self._reports.report(node, doubts) if self._reports else None
         return min((each for each in (delay, renewal) if each is not None), default=None)

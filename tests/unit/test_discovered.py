@@ -26,9 +26,10 @@ from examples.discovery import (
 )
 from tests.builders import MODEL, Manifest
 from tests.tables import cases
+from vcuda.claims.devices import read_slice
 from vcuda.claims.objects import ResourceSlice
 from vcuda.discovery.discovered import Doubt, Found, Record
-from vcuda.discovery.sources import DISCOVERED, MAX_RECORD, SOURCES, outdated_registers, read_facts
+from vcuda.discovery.sources import DISCOVERED, MAX_RECORD, SOURCES, outdated_registers, published_cards, read_facts
 from vcuda.k8s_types import Node
 from vcuda.placement.registers import read_registers
 from vcuda.quota.model import Charge
@@ -94,6 +95,7 @@ SHARED = known_by("{T4-shared: {products: [Tesla-T4-*], cards: 0.25}}")
         1,
     ),
     MIG_devices=(MIG, [], 8),
+    only_MIG_slices=(node(labelled("A30"), {"allocatable": {"nvidia.com/mig-2g.12gb": "4"}}), [], 2),
     a_DRA_driver=(node(), [CARD], 1),
     only_a_number_of_vGPUs=(node({"allocatable": {"nvidia.com/vgpu-number": "40"}}), [], None),
     none=(node({"allocatable": {"cpu": "64"}}), [], None),
@@ -113,7 +115,8 @@ def test_devices_that_are_parts_of_cards_are_counted_as_parts() -> None:
 def cards_on(manifest: Manifest, slices: Iterable[ResourceSlice] = (), known: GpuResources = BUILT_IN) -> float | None:
     read = msgspec.convert(manifest, Node)
     facts = read_facts(read, known, read_registers(read.annotations, lambda *_: None))
-    return found_on(manifest, slices, known).cards(facts, known)
+    published = published_cards(map(read_slice, slices)).get(read.metadata.name, {})
+    return found_on(manifest, slices, known).cards(facts, known, published)
 
 
 HANDSHAKE, REGISTER = str(HAMI.handshake), str(HAMI.register)

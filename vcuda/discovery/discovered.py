@@ -90,9 +90,7 @@ class Found(msgspec.Struct, frozen=True):
         """Return the model by which the quota counts the node; empty if there is none."""
         return named.model_of(self.label) if self.label else ""
 
-    def cards(
-        self, facts: NodeFacts, known: GpuResources, published: DriverCards = MappingProxyType({})
-    ) -> float | None:
+    def cards(self, facts: NodeFacts, known: GpuResources, published: DriverCards) -> float | None:
         """Return the number of the node's cards; None if it is unknown. MIG slices count as what they are charged.
 
         ``published``: the devices that DRA drivers publish for the node.
