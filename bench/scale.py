@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 import click
 
 from bench import cpu, load, seed, servers
+from bench.failover import await_standby
 from bench.hooks import MUTATING, VALIDATING, installed
 from bench.measuring import SETTLE_SECONDS, committed
 from bench.plane import (
@@ -162,13 +163,21 @@ def measure(sizes: Sizes, seconds: float) -> list[Row]:
                         "controller_peak_mib", "controller: peak memory until then", synced.peak, "MiB", "under 250 MiB"
                     ),
                 ]
-                say("Measuring creates, deletions and events")
-                largest, rate = burst(plane, sizes.names[0], webhook.url, seconds)
-                rows += [*ends(plane, sizes), *events(plane, sizes, controller.process.pid, webhook.worker)]
-                after, last = cost(webhook.worker), cost(controller.process.pid)
+                say("Starting a standby")
+                with running_controller(plane) as standby:
+                    await_standby(standby)
+                    listed, begun = cost(standby.process.pid), cost(controller.process.pid)
+                    say("Measuring creates, deletions and events")
+                    largest, rate = burst(plane, sizes.names[0], webhook.url, seconds)
+                    rows += [*ends(plane, sizes), *events(plane, sizes, controller.process.pid, webhook.worker)]
+                    after, last = cost(webhook.worker), cost(controller.process.pid)
+                    waited = cost(standby.process.pid)
     return [
         *rows,
         Row("controller_end_mib", "controller: memory at the end", last.memory, "MiB"),
+        Row("standby_mib", "standby: memory at the end", waited.memory, "MiB", "under 250 MiB"),
+        Row("leader_cpu_seconds", "controller: CPU for these creates, deletions and events", last.cpu - begun.cpu, "s"),
+        Row("standby_cpu_seconds", "standby: CPU for the same events", waited.cpu - listed.cpu, "s"),
         Row("webhook_idle_mib", "webhook: memory before anything was stored", before.memory, "MiB"),
         Row("webhook_mib", "webhook: memory at the end", after.memory, "MiB", "no pods, no claims"),
         Row("burst_pods_per_second", "creates of pods in a burst", rate, "/s"),
