@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from controller.garbage import stale_gc
 from controller.manager import Leader
+from controller.refusals import REASON
+from controller.ui.document import Document, ModelCards
+from controller.ui.leading import LeaderSource
 from examples.allocations import allocated_pod
+from examples.discovery import A100_PRODUCT, features, labelled, node
 from tests.api_double import ApiDouble, Delivery, Effect
 from tests.builders import LABELS, container, stored_pod
 from tests.cleaner import POD, START, marks_on
@@ -142,6 +147,40 @@ def test_a_standby_that_becomes_the_leader_does_all_the_work_that_is_due(limited
     eventually(lambda: all(each() for each in done.values()), lambda: {name: each() for name, each in done.items()})
 
 
+def event(name: str, reason: str, message: str) -> dict[str, Any]:
+    metadata = {"namespace": "team-a", "name": name, "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    involved = {"kind": "Job", "namespace": "team-a", "name": name}
+    return {"metadata": metadata, "involvedObject": involved, "message": message, "reason": reason}
+
+
+def test_the_page_shows_the_usage_the_cards_and_the_events_that_the_leader_reads(
+    api: ApiDouble, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node with MIG devices has as many cards as `kubectl gpuquota nodes` shows."""
+    monkeypatch.setattr("controller.ui.document.MIN_INTERVAL_SECONDS", 0.0)
+    store_quota(api, "team-a: {quota: {A100: 4}}")
+    api.store("/api/v1/namespaces/team-a", {"metadata": {"name": "team-a", "uid": "team-a"}})
+    mig = {**features(A100_PRODUCT, count="8"), "allocatable": {"nvidia.com/mig-1g.5gb": "56"}}
+    api.store("/api/v1/nodes/gpu-1", node(mig, labelled("A100")))
+    for name, reason, message in (
+        ("rejected", REASON, f"{OVER_QUOTA}: A100 in namespace team-a"),
+        ("removed", stale_gc.REASON, "the stale allocation was removed"),
+    ):
+        api.store(f"/api/v1/namespaces/team-a/events/{name}", event(name, reason, message))
+    source = LeaderSource(api.kube, leader, "https://docs.example").documents()
+
+    def shown() -> Document:
+        return source.current()[0]
+
+    leader.watch()
+    leader.lead()
+    eventually(lambda: [each.namespace for each in shown().namespaces] == ["team-a"], shown)
+    eventually(lambda: shown().models == [ModelCards("A100", 8, 0, 4)], shown)
+    eventually(lambda: [each.name for each in shown().rejections or ()] == ["rejected"], shown)
+    assert [each.name for each in shown().removals or ()] == ["removed"]
+    assert (shown().beyond, shown().docs, shown().grafana) == ([], "https://docs.example", "")
+
+
 @pytest.fixture
 def queued(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """The namespaces whose rejected workloads the leader retries after each change of models or offered resources."""
@@ -167,14 +206,14 @@ def test_pods_without_a_model_retry_when_a_node_offers_a_resource_if_the_quota_r
     api: ApiDouble, leader: Leader, queued: list[set[str]]
 ) -> None:
     store_quota(api, "{team-a: {require_nodes: true, quota: {M40: 4}}, team-b: {quota: {M40: 4}}}")
-    node: dict[str, Any] = {"metadata": {"name": "n1", "uid": "n1"}}
-    api.store("/api/v1/nodes/n1", node)
+    plain: dict[str, Any] = {"metadata": {"name": "n1", "uid": "n1"}}
+    api.store("/api/v1/nodes/n1", plain)
     leader.watch()
     leader.lead()
     eventually(lambda: len(queued) == 2, lambda: queued)  # at the first quota document, and at the start of the loops
     for amount, retried in (("8", True), ("0", False), ("4", True)):
         queued.clear()
-        api.store("/api/v1/nodes/n1", {**node, "status": {"allocatable": {"nvidia.com/gpu": amount}}})
+        api.store("/api/v1/nodes/n1", {**plain, "status": {"allocatable": {"nvidia.com/gpu": amount}}})
         leader.nodes.reflector.relist()
         if retried:
             eventually(lambda: {"team-a"} in queued, lambda: queued)
