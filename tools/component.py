@@ -137,7 +137,7 @@ TIMEOUT_SECONDS = 2
 
 @dataclass(frozen=True)
 class Probe:
-    """A callable that returns true if a GET of ``path`` at ``port`` of 127.0.0.1 is answered with 200.
+    """A callable that returns true if a GET of ``path`` at ``port`` of ``address`` is answered with 200.
 
     With ``ca_file``, the GET uses TLS.
     """
@@ -146,6 +146,7 @@ class Probe:
     path: str
     ca_file: Path | None = None
     token: str = ""
+    address: str = "127.0.0.1"
 
     def __call__(self) -> bool:
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
@@ -158,6 +159,6 @@ class Probe:
 
     def _connection(self) -> http.client.HTTPConnection:
         if self.ca_file is None:
-            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS)
+            return http.client.HTTPConnection(self.address, self.port, timeout=TIMEOUT_SECONDS)
         context = ssl.create_default_context(cafile=self.ca_file)
-        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS, context=context)
+        return http.client.HTTPSConnection(self.address, self.port, timeout=TIMEOUT_SECONDS, context=context)

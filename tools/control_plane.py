@@ -1,6 +1,7 @@
 """Runs a real Kubernetes control plane: etcd, kube-apiserver and, if installed, the scheduler and controller manager.
 
-All servers listen on free ports of 127.0.0.1, and store their files in one new directory. There is no kubelet.
+All servers listen on free ports of 127.0.0.1, and store their files in one new directory. There is no kubelet, unless
+the caller starts one and sets ``Settings.node_address``.
 """
 
 import json
@@ -20,7 +21,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from tools.component import Component, Probe
 from tools.ports import free_ports
 
+LOCAL = "127.0.0.1"
 ADMIN = "admin"
+NODE = "system:node:"
+"""The prefix of the users of kubelets."""
 CLIENTS = SCHEDULER, CONTROLLER_MANAGER = "kube-scheduler", "kube-controller-manager"
 SIGNING_KEY, TOKENS, KUBECONFIG = "sa.key", "tokens.csv", "admin.kubeconfig"
 """The names of three files of a control plane: the key that signs ServiceAccount tokens, the users' static tokens, and
@@ -44,7 +48,8 @@ class Settings:
     ``users``: names of users without rights, each with a token in ``ControlPlane.tokens``. ``apiserver_flags``: further
     flags of kube-apiserver. ``feature_gates``: the feature gates that all servers enable. ``startup_timeout``: the
     seconds that each server may take to start. ``own_identities``: True if the scheduler and the controllers use the
-    users that they have in a real cluster; False if they are admin.
+    users that they have in a real cluster; False if they are admin. ``node_address``: the address of this machine at
+    which kubelets and pods reach the API server; empty if there is no kubelet.
     """
 
     users: tuple[str, ...] = ("tenant",)
@@ -52,6 +57,7 @@ class Settings:
     feature_gates: tuple[str, ...] = ()
     startup_timeout: float = 60
     own_identities: bool = False
+    node_address: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ def running_control_plane(
     stopped and etcd's data is deleted. The logs remain in ``directory``. Raises NoControlPlane if ``assets`` has no
     etcd or no kube-apiserver, and StartupError if a server does not start.
     """
-    control_plane = prepare(lay_out(assets, directory), settings)
+    control_plane = prepare(lay_out(assets, directory, settings.node_address or LOCAL), settings)
     with ExitStack() as teardown:
         teardown.callback(shutil.rmtree, directory / "etcd", ignore_errors=True)
         for component in control_plane.components:
@@ -126,13 +132,13 @@ def second_apiserver(first: ControlPlane) -> Iterator[ControlPlane]:
         yield replace(first, server=server, kubeconfig=kubeconfig, apiserver=apiserver)
 
 
-def lay_out(assets: Path | None, directory: Path) -> "Layout":
+def lay_out(assets: Path | None, directory: Path, address: str) -> "Layout":
     """Reserve free ports for a new control plane. Return these ports, and the paths of its binaries and files.
 
     Raises NoControlPlane if etcd or kube-apiserver is not installed.
     """
     if assets is not None:
-        layout = Layout(assets, directory, *free_ports(5))
+        layout = Layout(assets, directory, address, *free_ports(5))
         if layout.has("etcd") and layout.has("kube-apiserver"):
             return layout
     raise NoControlPlane(NO_ASSETS)
@@ -144,8 +150,8 @@ def prepare(layout: "Layout", settings: Settings) -> ControlPlane:
     tokens = {name: secrets.token_hex(16) for name in (ADMIN, *settings.users, *map(user_of, servers))}
     layout.certs.mkdir(parents=True)
     write_signing_key(layout.directory / SIGNING_KEY)
-    # Each line of the token file has a token, a user, a uid and a group. Only the user `ADMIN` has a group.
-    lines = (f"{token},{name},{name}{',system:masters' * (name == ADMIN)}\n" for name, token in tokens.items())
+    # Each line of the token file has a token, a user, a uid and a group.
+    lines = (f"{token},{name},{name}{group_of(name)}\n" for name, token in tokens.items())
     (layout.directory / TOKENS).write_text("".join(lines))
     reached = layout.server, layout.certificate("apiserver")
     write_kubeconfig(layout.directory / KUBECONFIG, *reached, tokens[ADMIN])
@@ -183,31 +189,44 @@ def apiserver(layout: "Layout", settings: Settings, token: str) -> Component:
         f"--etcd-servers={layout.etcd_url}",
         f"--cert-dir={layout.certs}",
         f"--secure-port={layout.apiserver_port}",
-        "--bind-address=127.0.0.1",
-        "--endpoint-reconciler-type=none",  # Otherwise kube-apiserver 1.37 and later does not start on 127.0.0.1.
+        f"--bind-address={layout.address}",
         f"--service-account-key-file={layout.directory / SIGNING_KEY}",
         f"--service-account-signing-key-file={layout.directory / SIGNING_KEY}",
         f"--service-account-issuer={issuer}",
         f"--api-audiences={issuer}",
         "--service-cluster-ip-range=10.0.0.0/24",
         f"--token-auth-file={layout.directory / TOKENS}",
-        "--authorization-mode=RBAC",
         "--allow-privileged=true",
-        # No kube-proxy runs here, so the cluster IP of a webhook's Service does not work. With this flag, the API
-        # server calls the endpoints of the Service instead.
-        "--enable-aggregator-routing=true",
-        "--disable-admission-plugins=ServiceAccount",
+        *(WITH_NODES if settings.node_address else WITHOUT_NODES),
         *gates_of(settings),
         *settings.apiserver_flags,
     ]
-    ready = Probe(layout.apiserver_port, "/readyz", layout.certificate("apiserver"), token)
+    ready = Probe(layout.apiserver_port, "/readyz", layout.certificate("apiserver"), token, layout.address)
     return component("kube-apiserver", layout, settings, flags, ready)
 
 
+WITHOUT_NODES = (
+    "--endpoint-reconciler-type=none",  # Otherwise kube-apiserver 1.37 and later does not start on 127.0.0.1.
+    "--authorization-mode=RBAC",
+    # No kube-proxy runs here, so the cluster IP of a webhook's Service does not work. With this flag, the API server
+    # calls the endpoints of the Service instead.
+    "--enable-aggregator-routing=true",
+    "--disable-admission-plugins=ServiceAccount",
+)
+WITH_NODES = (
+    "--authorization-mode=Node,RBAC",
+    "--enable-admission-plugins=NodeRestriction",
+    "--kubelet-preferred-address-types=InternalIP",
+)
+
+
 def controller_manager(layout: "Layout", settings: Settings) -> Component | None:
-    """Return the component that runs kube-controller-manager without the controllers that need a kubelet."""
+    """Return the component that runs kube-controller-manager.
+
+    Without kubelets, the controllers that need kubelets do not run.
+    """
     flags = (
-        "--controllers=*,-nodelifecycle,-ttl,-nodeipam",
+        f"--controllers=*{'' if settings.node_address else ',-nodelifecycle,-ttl,-nodeipam'}",
         f"--service-account-private-key-file={layout.directory / SIGNING_KEY}",
         f"--root-ca-file={layout.certificate('apiserver')}",
         *(["--use-service-account-credentials"] if settings.own_identities else []),
@@ -242,6 +261,11 @@ def component(name: str, layout: "Layout", settings: Settings, arguments: list[s
     return Component(name, command, layout.directory / f"{name}.log", ready, settings.startup_timeout)
 
 
+def group_of(user: str) -> str:
+    """Return the part of the user's line in the token file that names the group of the user; empty if there is none."""
+    return ",system:masters" if user == ADMIN else ",system:nodes" if user.startswith(NODE) else ""
+
+
 def user_of(program: str) -> str:
     return f"system:{program}"
 
@@ -267,6 +291,7 @@ class Layout:
 
     assets: Path
     directory: Path
+    address: str
     etcd_port: int
     peer_port: int
     apiserver_port: int
@@ -280,7 +305,7 @@ class Layout:
 
     @property
     def server(self) -> str:
-        return f"https://127.0.0.1:{self.apiserver_port}"
+        return f"https://{self.address}:{self.apiserver_port}"
 
     @property
     def etcd_url(self) -> str:
