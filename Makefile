@@ -18,7 +18,7 @@ IMAGE_OR_OURS = $(or $(IMAGE),vcuda-quota:0.1.0)
 ASSETS = assets=$$(tests/e2e/build-control-plane $(K8S)) && KUBEBUILDER_ASSETS=$$assets
 KUSTOMIZE = kustomize=$$(tests/e2e/build-tools kustomize) && PATH=$$kustomize:$$PATH
 
-.PHONY: help demo playground test fuzz e2e chaos operators reread bench scale screenshots reference chart install-yaml lock image image-tar release docs lint format clean
+.PHONY: help demo playground test fuzz e2e chaos real operators reread bench scale screenshots reference chart install-yaml lock image image-tar release docs lint format clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-11s %s\n", $$1, $$2}'
@@ -58,6 +58,9 @@ e2e: $(VENV)/installed  ## Run the tests on a real control plane, which is built
 
 chaos: $(VENV)/installed  ## Kill and suspend every part under load and attacks, and count what is stored, for ten minutes; CREATES=100000 for longer
 	$(ASSETS) CHAOS_SECONDS=$(CHAOS_SECONDS) CHAOS_CREATES=$(CREATES) $(BIN)/pytest tests/e2e -m chaos -s
+
+real: $(VENV)/installed  ## Install the chart on a node with a kubelet and containers, and make its parts fail; needs root, containerd and runc. TESTS=ci for a part
+	K8S=$(K8S) tests/real/run tests/real -m "real$(if $(TESTS), and ($(TESTS)))"
 
 operators: $(VENV)/installed  ## Run operators of other projects beside this system: KubeRay, Karpenter; builds them once
 	operators=$$(tests/e2e/build-tools operators) && $(ASSETS) OPERATORS=$$operators $(BIN)/pytest tests/e2e/test_operators.py -m operators

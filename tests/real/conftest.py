@@ -1,0 +1,51 @@
+"""The fixtures of the tests on a real node: one cluster with the Helm chart installed, for the whole test run."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import Cluster, administering
+from tests.real.node import ADDRESS, KUBELET_USER, PROXY_USER, Node, running_node
+from tests.real.release import QUOTA, TEAMS, Release
+from tools.control_plane import ControlPlane, Settings, running_control_plane
+
+USERS = ("tenant", KUBELET_USER, PROXY_USER)
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    if "REAL_STATE" not in os.environ:
+        pytest.skip("these tests need namespaces of their own: run them by `make real`")
+    settings = Settings(users=USERS, own_identities=True, node_address=ADDRESS, startup_timeout=180)
+    assets = Path(os.environ["KUBEBUILDER_ASSETS"])
+    with running_control_plane(assets, tmp_path_factory.mktemp("plane"), settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def cluster(plane: ControlPlane) -> Iterator[Cluster]:
+    with administering(plane) as admin:
+        yield admin
+
+
+@pytest.fixture(scope="session")
+def node(plane: ControlPlane, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    programs = [Path(os.environ[name]) for name in ("NODE_ASSETS", "NODE_TOOLS")]
+    images = [Path(os.environ["IMAGE_ARCHIVE"])]
+    with running_node(plane, cluster, tmp_path_factory.mktemp("node"), programs, images) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def release(cluster: Cluster, node: Node, tmp_path_factory: pytest.TempPathFactory) -> Release:
+    """The installed and registered chart, and a quota for all `TEAMS`."""
+    assert node.kubelet.running
+    for team in TEAMS:
+        cluster.create_namespace(team)
+    release = Release(cluster, tmp_path_factory.mktemp("release"))
+    release.install()
+    cluster.apply(QUOTA)
+    release.await_enforced()
+    return release
