@@ -40,6 +40,7 @@ QUOTA = {
     },
 }
 REGISTRATION = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+DEPLOYMENTS = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments"
 WEBHOOK, CONTROLLER = "vcuda-webhook", "vcuda-controller"
 PATIENCE = 300.0
 
@@ -81,13 +82,14 @@ class Release:
         """Install the chart, and return when the webhooks are registered and the node has a model."""
         began = time.monotonic()
         self.helm(f"install vcuda-quota {CHART}")
-        self.cluster.await_object(REGISTRATION, "vcuda-quota", lambda found: len(found.get("webhooks", ())) == 3, 300)
+        self.cluster.await_object(REGISTRATION, "vcuda-quota", is_registered, PATIENCE)
         self.seconds_to_register = time.monotonic() - began
         self.rolled_out()
 
     def rolled_out(self) -> None:
+        """Return when every pod of the release is available and has the present template."""
         for name in (WEBHOOK, CONTROLLER):
-            self.kubectl("rollout", "status", f"deployment/{name}", "--timeout=110s")
+            self.cluster.await_object(DEPLOYMENTS, name, is_rolled_out, PATIENCE)
 
     def kubectl(self, *arguments: str) -> str:
         return self.cluster.kubectl("--namespace", SYSTEM_NAMESPACE, *arguments).stdout
@@ -125,6 +127,16 @@ class Release:
 
     def leading_pod(self) -> str:
         return self.leader().rpartition("-")[0]
+
+
+def is_registered(configuration: Json) -> bool:
+    return len(configuration.get("webhooks", ())) == 3
+
+
+def is_rolled_out(deployment: Json) -> bool:
+    status, wanted = deployment["status"], deployment["spec"]["replicas"]
+    counts = (status.get(name) for name in ("replicas", "updatedReplicas", "availableReplicas"))
+    return status.get("observedGeneration") == deployment["metadata"]["generation"] and set(counts) == {wanted}
 
 
 def processes(uid: str) -> list[Process]:
