@@ -23,7 +23,6 @@ RETRIED, CUT_OFF, UNAVAILABLE = "429", "500", "503"
 which the API server is ending."""
 
 
-@pytest.mark.ci
 def test_no_create_fails_during_a_rolling_restart(cluster: Cluster, release: Release) -> None:
     with creating(cluster) as answers:
         release.kubectl("rollout", "restart", f"deployment/{WEBHOOK}", f"deployment/{CONTROLLER}")
