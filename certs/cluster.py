@@ -26,6 +26,11 @@ REQUEST_TIMEOUT_SECONDS = 30.0
 
 DIALLED_AT_ONCE = 16
 
+APPLY_AGAIN = (
+    "helm upgrade vcuda-quota manifests/chart --namespace kube-system --reset-then-reuse-values,"
+    " or kubectl apply -k manifests/base if kustomize installed vcuda quota"
+)
+
 _LABELS = {parsing.MANAGED_BY: parsing.OURS}
 
 
@@ -101,7 +106,7 @@ class ClusterStore:
             return ()
         present = {(each.kind, each.name) for each in found.configurations}
         missing = (each for each in objects.missing_registration(self.kube) if (each.kind, each.name) not in present)
-        return tuple(state.Problem(str(each), "kubectl apply -k manifests/base") for each in missing)
+        return tuple(state.Problem(str(each), APPLY_AGAIN) for each in missing)
 
     def dial(self) -> tuple[state.DialledEndpoint, ...]:
         refs = self.refs

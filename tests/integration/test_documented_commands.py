@@ -49,6 +49,19 @@ def test_every_documented_command_is_typed_by_a_test_or_only_by_people() -> None
     assert set(listed) - {command for _, command in documented()} == set()
 
 
+@pytest.mark.parametrize("page", ["troubleshooting", "operations", "upgrade"])
+def test_a_chapter_with_a_command_for_kustomize_has_one_for_helm(page: str) -> None:
+    """On an installation with Helm, the commands for kustomize replace the image and all values."""
+    chapters = re.split(r"^## ", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    of_kustomize = [found for found in chapters if any(" -k manifests/" in block for block in BLOCK.findall(found))]
+    without = [
+        found.partition("\n")[0]
+        for found in of_kustomize
+        if not any(re.search(r"^ *helm ", block, re.MULTILINE) for block in BLOCK.findall(found))
+    ]
+    assert without == []
+
+
 @pytest.mark.parametrize("file", {**SECTIONS, **SAME})
 def test_a_file_that_types_commands_exists_and_names_its_sections(file: str) -> None:
     sections, text = SECTIONS.get(file, {}), (ROOT / file).read_text(encoding="utf-8")

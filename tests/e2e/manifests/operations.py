@@ -33,10 +33,16 @@ def commands(heading: str) -> list[str]:
 
 
 def run(system: System, script: str) -> str:
-    """Run commands of docs/ in a shell, and return the output. They use the applied directory for manifests/base."""
+    """Run commands of docs/ in a shell, and return the output. They use the applied directory or chart."""
     done = _typed(system, script)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def apply_again(system: System) -> None:
+    """Run the page's command for the tool that has installed the system."""
+    with_helm, with_kustomize = commands("Apply the manifests again")
+    run(system, with_helm if system.chart else with_kustomize)
 
 
 def refused_run(system: System, script: str) -> str:
@@ -50,7 +56,9 @@ def _typed(system: System, script: str) -> subprocess.CompletedProcess[str]:
     program = Path(kubectl())  # without kubectl, the test is skipped here
     system.directory.mkdir(exist_ok=True)
     home = {"HOME": str(system.directory), "KUBECONFIG": str(system.cluster.kubeconfig)}
-    typed = script.replace("manifests/base", str(system.kustomization))
+    typed = script.replace("manifests/base", str(system.kustomization)).replace("manifests/chart", str(system.chart))
+    if system.helm == "helm3":
+        typed = typed.replace("helm ", "helm3 ").replace(" --force-conflicts", "")
     return subprocess.run(
         ("sh", "-ec", typed),
         cwd=system.directory,

@@ -60,12 +60,15 @@ class System:
 
     ``balancer``: acts as the webhook's Service.
     ``directory``: the directory for certificates and other files of the programs.
+    ``chart``: the chart, if Helm has applied the manifests. ``helm``: the name of the program.
     """
 
     cluster: Cluster
     balancer: Balancer
     kustomization: Path
     directory: Path
+    chart: Path | None = None
+    helm: str = "helm"
 
     @cached_property
     def objects(self) -> list[Json]:

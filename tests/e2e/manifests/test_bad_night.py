@@ -1,4 +1,7 @@
-"""Causes each failure of "The bad night" in docs/troubleshooting.md, and repairs it by the page's exact commands."""
+"""Causes each failure of "The bad night" in docs/troubleshooting.md, and repairs it by the page's exact commands.
+
+Every test runs on an installation with kustomize and on one with Helm.
+"""
 
 import base64
 import socket
@@ -7,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from http import HTTPStatus
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +19,8 @@ from tests.builders import MODEL, POOL
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced, ledger_path
 from tests.e2e.ledgers import await_published
-from tests.e2e.manifests.operations import TEAM, commands, installed, refused_run, run
+from tests.e2e.manifests.operations import TEAM, apply_again, commands, installed, refused_run, run
+from tests.e2e.manifests.release import empty_cluster, installed_by_helm
 from tests.e2e.manifests.system import NODE, System, mount_secret, port_of
 from tests.e2e.stage import CA_SECRET, SERVING_SECRET
 from tests.integration.reviews import card_pod, gpu_pod, pinned
@@ -23,15 +28,30 @@ from tests.processes import ControllerProcess, eventually
 from tests.rendered import MANIFESTS, container
 from vcuda.x509 import make_leaf, service_names
 
-pytestmark = [pytest.mark.usefixtures("plane"), pytest.mark.one_version]
+pytestmark = pytest.mark.one_version
 
 POLICY = "exempt.quota.vcuda.io"
 Night = tuple[System, ControllerProcess]
 
 
+WAYS = {"kustomize": installed, "helm": installed_by_helm}
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def night(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
-    with installed(admin, tmp_path_factory.mktemp("night") / "system") as (system, controller):
+def admin(way: str, assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with empty_cluster(assets, tmp_path_factory.mktemp(way) / "plane") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def night(way: str, admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
+    with WAYS[way](admin, tmp_path_factory.mktemp("night") / "system") as (system, controller):
         first = system.balancer.endpoints()
         yield system, controller
         serve_from(system, *first)
@@ -98,7 +118,7 @@ def test_pods_are_created_while_a_webhook_that_is_down_is_restored(admin: Cluste
     """
     system, _ = night
     doctor, ignore, fail = commands("The bad night")
-    look, put_back = commands("The webhook is down")
+    look, restart = commands("The webhook is down")
     admin.kubectl("scale", "deployment", "vcuda-webhook", "-n", SYSTEM_NAMESPACE, "--replicas=0")
     serve_from(system)
     for pod in (card_pod("train", TEAM), pinned(card_pod("train", TEAM))):
@@ -109,7 +129,8 @@ def test_pods_are_created_while_a_webhook_that_is_down_is_restored(admin: Cluste
         assert [refusal(admin, pod) for pod in (card_pod("train", free), ordinary, of_the_system)] == [""] * 3
     refused_run(system, doctor)
     run(system, look)
-    run(system, put_back)
+    apply_again(system)
+    run(system, restart)
     assert system.cluster.rest.get(DEPLOYMENT)["spec"]["replicas"] == 3
 
     with told("webhook down, pods admitted"):
@@ -162,11 +183,11 @@ def test_a_lost_ledger_is_opened_by_itself_and_a_damaged_one_after_its_deletion(
     """The new ledgers are closed: they admit no charge. They open when no pod that was charged in the earlier ledger
     can still be stored.
     """
-    unbind, (apply,), (delete,) = (*map(commands, ("A wrong quota or policy", "A lost ledger", "A damaged ledger")),)
+    unbind, [delete] = commands("A wrong quota or policy")[2], commands("A damaged ledger")
     here, other = card_pod("train", TEAM, cards=2), memory_pod(other_team)
     admin.create(card_pod("first", TEAM))
     admin.create(memory_pod(other_team, "first"))
-    run(served, unbind[2])
+    run(served, unbind)
     eventually(lambda: patched(admin, other_team, {"data": {"ledger": "{"}}) == HTTPStatus.OK)
     eventually(lambda: patched(admin, TEAM, {"metadata": {"finalizers": None}}) == HTTPStatus.OK)
     admin.rest.send("DELETE", ledger_path(TEAM)).ok()
@@ -174,7 +195,7 @@ def test_a_lost_ledger_is_opened_by_itself_and_a_damaged_one_after_its_deletion(
     await_refusal(admin, here, f"the ledger of namespace {TEAM} was lost. ")
     await_published(admin, TEAM, lambda use: use["ledger_lost"] and not use["models"][0]["available"])
     await_refusal(admin, other, "cannot be read")
-    run(served, apply)
+    apply_again(served)
     with told("damaged ledger deleted"):
         run(served, delete.replace("NAMESPACE", other_team))
         await_created(admin, other)
@@ -209,7 +230,7 @@ def test_a_quota_that_rejects_every_pod_is_replaced_or_deleted(admin: Cluster, s
 
 def test_a_policy_that_rejects_everything_is_disabled_and_an_apply_restores_it(admin: Cluster, served: System) -> None:
     """`kubectl apply` also restores deleted webhooks. A quota that was written without webhooks takes effect then."""
-    replace, delete, unbind, apply = commands("A wrong quota or policy")
+    replace, delete, unbind, register = commands("A wrong quota or policy")
     wrong = [{"expression": "false", "message": "nobody"}]
     admin.rest.merge_patch(f"{POLICIES}/{POLICY}", {"spec": {"validations": wrong}})
     anybody = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "anybody"}}
@@ -226,8 +247,9 @@ def test_a_policy_that_rejects_everything_is_disabled_and_an_apply_restores_it(a
     await_published(admin, TEAM, lambda use: use["taking_effect"])
 
     with told("policies and registration applied"):
-        manifests, create, wait, remove = apply.splitlines()
-        run(served, f"{manifests}\n{create}")
+        create, wait, remove = register.splitlines()
+        apply_again(served)
+        run(served, create)
         run_job(served, "certs-now")
         run(served, f"{wait}\n{remove}")
         await_published(admin, TEAM, lambda use: not use["taking_effect"])

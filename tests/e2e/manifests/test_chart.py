@@ -1,9 +1,5 @@
 """Installs, upgrades, rolls back and uninstalls a Helm release while pods are created. No object remains at the end."""
 
-import json
-import os
-import re
-import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,25 +7,29 @@ from http import HTTPStatus
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.builders import MODEL
-from tests.e2e.cluster import Cluster, administering
+from tests.e2e.cluster import Cluster
 from tests.e2e.installation import SYSTEM_NAMESPACE
 from tests.e2e.ledgers import await_published
-from tests.e2e.manifests.balancer import Balancer, balancing
-from tests.e2e.manifests.operations import NOTHING, TEAM, commands, limit, run
-from tests.e2e.manifests.system import NODE, System
+from tests.e2e.manifests.balancer import balancing
+from tests.e2e.manifests.operations import NOTHING, TEAM, apply_again, commands, installed, limit, run
+from tests.e2e.manifests.release import Release, empty_cluster
+from tests.e2e.manifests.system import NODE, System, kubectl_k, reachable
 from tests.e2e.quota_config import QuotaConfigMap
 from tests.e2e.steady import creating, share
-from tests.helm import CHART, program
+from tests.helm import templated
 from tests.integration.reviews import card_pod
+from tests.match_conditions import declared
 from tests.processes import SCRIPTS
 from tests.rendered import container
-from tools.control_plane import Settings, running_control_plane
 
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments/vcuda-webhook"
 JOBS = f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/jobs"
 REGISTRATION = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota"
+CONTROLLER = DEPLOYMENT.replace("vcuda-webhook", "vcuda-controller")
+VERSIONS = pytest.mark.parametrize("name", ["helm", "helm3"])
 NAMESPACES = (SYSTEM_NAMESPACE, "vcuda-quota-ledgers", "vcuda-quota-node")
 PINNED = "quota.vcuda.io/model"
 PACE = 10
@@ -40,67 +40,12 @@ MORE = 2 * PACE
 
 @pytest.fixture
 def admin(assets: Path | None, tmp_path: Path) -> Iterator[Cluster]:
-    """An empty cluster. Helm does not adopt objects that it did not create, so none may exist."""
-    # This flag makes the API server call a Service by its DNS name, which can resolve to this machine.
-    settings = Settings(apiserver_flags=("--enable-aggregator-routing=false",), own_identities=True)
-    with running_control_plane(assets, tmp_path / "plane", settings) as plane, administering(plane) as cluster:
+    with empty_cluster(assets, tmp_path / "plane") as cluster:
         yield cluster
 
 
-class Release:
-    """A Helm release of a copy of the chart, whose webhook is called at a port of this machine."""
-
-    def __init__(self, admin: Cluster, balancer: Balancer, directory: Path, name: str) -> None:
-        self._admin, self._helm, self._directory = admin, program(name), directory
-        self.chart = reachable(directory, balancer.port)
-        self.system = System(admin, balancer, directory / "rendered", directory)
-
-    def run(self, command: str, *options: str) -> str:
-        done = self.try_run(command, *options)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def try_run(self, command: str, *options: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            (self._helm, *command.split(), "--namespace=kube-system", *options),
-            env={**os.environ, "KUBECONFIG": str(self._admin.kubeconfig), "HOME": str(self._directory)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=110,
-        )
-
-    def install(self, *settings: str) -> str:
-        told = self.run(f"install vcuda-quota {self.chart}", *(f"--set={each}" for each in settings))
-        target = self._directory / "rendered"
-        target.mkdir()
-        (target / "all.yaml").write_text(self.run("get manifest vcuda-quota"))
-        (target / "kustomization.yaml").write_text(json.dumps({"resources": ["all.yaml"]}))
-        return told
-
-    def upgrade(self, *settings: str) -> None:
-        self.run(f"upgrade vcuda-quota {self.chart}", *(f"--set={each}" for each in settings))
-
-
-def reachable(directory: Path, port: int) -> Path:
-    """Return a copy of the chart whose webhooks are called at ``port`` of this machine.
-
-    See `tests.e2e.manifests.system.reachable`.
-    """
-    chart = Path(shutil.copytree(CHART, directory / "chart"))
-    registration, workloads = (chart / "templates" / f"{name}.yaml" for name in ("registration", "workloads"))
-    registration.write_text(registration.read_text().replace("port: 443", f"port: {port}"))
-    named = r"(kind: Service\nmetadata:\n(?:  .*\n)*?  name: vcuda-webhook\n(?:  .*\n)*)spec:\n(?:  .*\n)*"
-    text, changed = re.subn(
-        named, r"\g<1>spec: {type: ExternalName, externalName: localhost}" + "\n", workloads.read_text()
-    )
-    assert changed == 1
-    workloads.write_text(text)
-    return chart
-
-
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["helm", "helm3"])
+@VERSIONS
 def test_no_create_fails_during_the_life_of_a_release_and_its_uninstall_leaves_nothing(
     admin: Cluster, tmp_path: Path, name: str
 ) -> None:
@@ -130,7 +75,7 @@ def test_no_create_fails_during_the_life_of_a_release_and_its_uninstall_leaves_n
 
 
 def bundles_of(admin: Cluster) -> list[str]:
-    return [hook["clientConfig"].get("caBundle", "") for hook in admin.rest.get(REGISTRATION)["webhooks"]]
+    return [hook["clientConfig"].get("caBundle", "") for hook in admin.rest.get(REGISTRATION).get("webhooks", [])]
 
 
 def uninstall(admin: Cluster, release: Release, namespaces: Sequence[str] = NAMESPACES) -> None:
@@ -200,15 +145,130 @@ def test_a_namespace_of_somebody_else_is_not_taken_over(admin: Cluster, tmp_path
     assert admin.rest.send("GET", "/api/v1/namespaces/vcuda-quota-ledgers").status == HTTPStatus.NOT_FOUND
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["prometheus.enabled=true"], "prometheus.namespace: namespace monitoring does not exist"),
+        (
+            ["page.enabled=true", "page.ingress.enabled=true", "page.ingress.host=gpu.example.com"],
+            "page.proxy.namespace: namespace oauth2-proxy does not exist",
+        ),
+        (["quota.namespace=gpu-limits"], "quota.namespace: namespace gpu-limits does not exist"),
+    ],
+    ids=["monitors", "page", "quota"],
+)
+def test_a_missing_namespace_is_reported_before_anything_is_applied(
+    admin: Cluster, tmp_path: Path, settings: Sequence[str], told: str
+) -> None:
+    with balancing() as balancer:
+        release = Release(admin, balancer, tmp_path, "helm")
+        done = release.try_run(f"install vcuda-quota {release.chart}", *(f"--set={each}" for each in settings))
+    assert told in done.stderr
+    assert admin.rest.send("GET", f"/api/v1/namespaces/{SYSTEM_NAMESPACE}").status == HTTPStatus.NOT_FOUND
+
+
 def test_an_upgrade_changes_the_images_and_runs_a_new_first_job(admin: Cluster, tmp_path: Path) -> None:
     with balancing() as balancer:
         release = Release(admin, balancer, tmp_path, "helm")
         release.install()
-        [command] = commands("Upgrade a Helm release")
-        typed, _, options = command.strip().replace("NEW", "another").partition(" --namespace kube-system ")
-        assert typed == "helm upgrade vcuda-quota manifests/chart"
-        release.run(f"upgrade vcuda-quota {release.chart}", *options.split())
+        upgrade, _ = commands("Upgrade with Helm")[0].replace("\\\n", "").replace("NEW", "another").splitlines()
+        run(release.system, upgrade)
         assert container(admin.rest.get(DEPLOYMENT))["image"] == "vcuda-quota:another"
         assert container(admin.rest.get(f"{JOBS}/vcuda-certs-first-2"))["image"] == "vcuda-quota:another"
-        release.run("rollback vcuda-quota 1")
+        run(release.system, commands("Roll back")[1])
         assert container(admin.rest.get(DEPLOYMENT))["image"] == "vcuda-quota:0.1.0"
+
+
+EXAMPLE_QUOTA = "kubectl apply -f manifests/examples/gpuquota.yaml"
+
+
+def test_only_the_notes_of_an_installation_without_a_quota_name_the_example_quota(
+    admin: Cluster, tmp_path: Path
+) -> None:
+    """To apply the example quota over an existing quota would lift all limits of the existing quota."""
+    with balancing() as balancer:
+        release = Release(admin, balancer, tmp_path, "helm")
+        assert EXAMPLE_QUOTA in release.install()
+        assert "Your quota stays as it is." in (told := release.upgrade())
+        assert EXAMPLE_QUOTA not in told
+        QuotaConfigMap(admin.rest, "kube-system", "gpuquota").limit(**{TEAM: {"quota": {"M40": 2}}})
+        told = release.run(f"install again {release.chart}", "--dry-run=server", *AGAIN)
+        assert ("Your quota stays as it is." in told, EXAMPLE_QUOTA in told) == (True, False)
+
+
+AGAIN = (
+    "--take-ownership",
+    *(f"--set=namespaces.{each}=other-{each.lower()}" for each in ("system", "ledgers", "nodeAgent")),
+)
+
+
+@VERSIONS
+def test_a_release_that_kubectl_has_overwritten_is_restored_by_the_documented_command(
+    admin: Cluster, tmp_path: Path, name: str
+) -> None:
+    """A person has run the command for kustomize on an installation with Helm."""
+    with balancing() as balancer:
+        release = Release(admin, balancer, tmp_path, name)
+        release.install("image.repository=registry.example/vcuda-quota", "controller.replicas=3")
+        assert image_and_replicas(admin) == ("registry.example/vcuda-quota:0.1.0", 3)
+        kubectl_k(admin, "apply", "-k", reachable(tmp_path / "kustomize", (), balancer.port))
+        assert image_and_replicas(admin) == ("vcuda-quota:0.1.0", 2)
+        plain = release.try_run(f"upgrade vcuda-quota {release.chart}", "--reuse-values")
+        assert ('conflict with "kubectl-client-side-apply"' in plain.stderr) == (name == "helm")
+        apply_again(release.system)
+        assert image_and_replicas(admin) == ("registry.example/vcuda-quota:0.1.0", 3)
+        release.upgrade("image.repository=registry.example/vcuda-quota", "image.tag=new")
+        run(release.system, commands("Roll back")[1])
+        assert image_and_replicas(admin) == ("registry.example/vcuda-quota:0.1.0", 3)
+
+
+def image_and_replicas(admin: Cluster) -> tuple[str, int]:
+    found = admin.rest.get(CONTROLLER)
+    return container(found)["image"], found["spec"]["replicas"]
+
+
+@pytest.mark.timeout(400)
+@VERSIONS
+def test_helm_takes_over_an_installation_with_kustomize_without_a_failed_create(
+    admin: Cluster, tmp_path: Path, name: str
+) -> None:
+    """Every pod has the annotation that only /mutate sets. So no pod was admitted without the webhook."""
+    [page] = commands("From kustomize to Helm")
+    admin.create_node(NODE, {MODEL: "M40"})
+    with installed(admin, tmp_path / "system") as (system, _):
+        (tmp_path / "release").mkdir()
+        release = Release(admin, system.balancer, tmp_path / "release", name)
+        bundles = bundles_of(admin)
+        with creating(admin, TEAM, share, PACE) as creates:
+            run(release.system, page)
+            creates.await_more(MORE)
+        assert bundles_of(admin) == bundles
+        assert container(admin.rest.get(CONTROLLER))["image"] == "REGISTRY/vcuda-quota:0.1.0"
+        models = [pod["metadata"].get("annotations", {}).get(PINNED) for pod in admin.pods(TEAM)]
+        assert models == ["M40"] * creates.succeeded
+        upgrade, _ = commands("Upgrade with Helm")[0].replace("\\\n", "").splitlines()
+        run(release.system, upgrade.replace("NEW", "new,controller.replicas=3"))
+        assert image_and_replicas(admin) == ("REGISTRY/vcuda-quota:new", 3)
+        system.balancer.disconnect()
+        uninstall(admin, release)
+
+
+@VERSIONS
+def test_the_webhooks_of_a_chart_that_contained_them_are_registered_again_by_the_job_of_the_upgrade(
+    admin: Cluster, tmp_path: Path, name: str
+) -> None:
+    with balancing() as balancer:
+        release = Release(admin, balancer, tmp_path, name)
+        file = release.chart / "templates" / "registration.yaml"
+        newer = file.read_text()
+        objects = [found for found in yaml.safe_load_all(templated(chart=release.chart).stdout) if found]
+        older = [found for found in objects if found["kind"].endswith("WebhookConfiguration")]
+        file.write_text(yaml.safe_dump_all([{**found, "webhooks": declared(found)} for found in older]))
+        release.install()
+        assert len(bundles_of(admin)) == 3
+        file.write_text(newer)
+        release.upgrade()
+        assert bundles_of(admin) == []
+        with release.system.serving(1):
+            assert all(bundles := bundles_of(admin))
+            assert len(bundles) == 3

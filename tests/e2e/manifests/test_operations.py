@@ -43,7 +43,7 @@ def test_an_upgrade_and_a_rollback_work_while_the_first_jobs_wait_for_their_imag
     admin: Cluster, tmp_path: Path
 ) -> None:
     """The page's last command, `rollout status`, is left out, because it would wait forever without a kubelet."""
-    [upgrade], rollback = commands("Upgrade"), commands("Roll back")
+    [upgrade], rollback = commands("Upgrade with kustomize"), commands("Roll back")
     deletion, application, status = upgrade.replace("\\\n", "").splitlines()
     assert status.startswith("kubectl -n vcuda-quota rollout status ")
     with installed(admin, tmp_path / "system", "scheduler") as (system, _):
@@ -56,7 +56,7 @@ def test_an_upgrade_and_a_rollback_work_while_the_first_jobs_wait_for_their_imag
         for name in FIRST_JOBS:
             assert container(admin.rest.get(f"{JOBS}/{name}"))["image"] == "vcuda-quota:another"
         # The documented rollback checks out an earlier commit. Instead, the test edits the image in the file.
-        ledgers, (checkout, *again) = rollback[0], rollback[1].replace("\\\n", "").splitlines()
+        ledgers, (checkout, *again) = rollback[0], rollback[2].replace("\\\n", "").splitlines()
         assert (checkout, again) == ("git checkout COMMIT", [deletion, application, status])
         file.write_text(file.read_text().replace("newTag: another", "newTag: 0.1.0"))
         run(system, f"{ledgers}\n{deletion}\n{application}")
