@@ -182,11 +182,11 @@ def test_every_absurd_json_number_is_rejected(written: str) -> None:
 @pytest.mark.parametrize(
     ("written", "sentence"),
     [
-        ("160", "must have a unit, for example 160Gi, because a number without a unit is in bytes; got 160"),
-        ('"160"', 'must have a unit, for example 160Gi, because a number without a unit is in bytes; got "160"'),
+        ("160", "must have a unit, for example 160Mi, because a number without a unit is in bytes; got 160"),
+        ('"160"', 'must have a unit, for example 160Mi, because a number without a unit is in bytes; got "160"'),
         (
             "1048575",
-            "must have a unit, for example 1048575Gi, because a number without a unit is in bytes; got 1048575",
+            "must have a unit, for example 1048575Mi, because a number without a unit is in bytes; got 1048575",
         ),
         ("100Ki", 'must be at least 1Mi, for example 160Gi; got "100Ki"'),
         ("0", "must not be 0. For no limit, omit `memory`. To block the model, write `cards: 0`"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ from vcuda.claims.devices import ClassFacts, Devices
 from vcuda.errors import MOST_FAULTS, Dropped, DropReason, Fault, Unavailable, UnreadableLedger, VcudaError
 from vcuda.k8s_types import Pod
 from vcuda.kube import QuotaPlace
-from vcuda.placement.nodes import Nodes
+from vcuda.placement.nodes import COUNT_LABEL, Nodes
 from vcuda.placement.registers import Card
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage
@@ -27,10 +28,18 @@ from vcuda.registration import PROBE
 from vcuda.requests.resources import BUILT_IN, CardModels, ProductRow
 from vcuda.requests.schemes import HAMI
 from webhook.ledger.ledgers import MemoryLedgers
-from webhook.review import first_limits
+from webhook.review import first_limits, quota_edit
 from webhook.review.context import PolicySnapshot
 from webhook.review.first_limits import MOST_NAMED, UNNAMED, Pods
-from webhook.review.quota_edit import MOST_LOGGED, MOST_WARNINGS, READING_SECONDS, NamespaceNames, check_edit
+from webhook.review.quota_edit import (
+    LABEL,
+    MOST_LOGGED,
+    MOST_WARNINGS,
+    NOT_CHECKED,
+    READING_SECONDS,
+    NamespaceNames,
+    check_edit,
+)
 
 PLACE = QuotaPlace("kube-system", "gpuquota", "gpu_quota")
 CONFIG_MAP = GroupVersionKind(version="v1", kind="ConfigMap")
@@ -85,6 +94,38 @@ def warnings(document: str, policy: PolicySnapshot | None = NOBODY, **used: Char
 )
 def test_other_objects_are_ignored(fields: dict[str, Any]) -> None:
     assert edited("{{{", **fields) == AdmissionResponse("ignored")
+
+
+def config_map(document: str, **labels: str) -> msgspec.Raw:
+    metadata = {"name": "gpuquota", "labels": {f"quota.vcuda.io/{key}": value for key, value in labels.items()}}
+    return msgspec.Raw(msgspec.json.encode({"metadata": metadata, "data": {"gpu_quota": document}}))
+
+
+@cases(
+    "before, after, told",
+    removed=({"config": "true"}, {}, True),
+    another_value=({"config": "true"}, {"config": "yes"}, True),
+    kept=({"config": "true"}, {"config": "true"}, False),
+    added=({}, {"config": "true"}, False),
+)
+def test_an_edit_that_removes_the_label_of_the_quota_gives_a_warning(
+    before: dict[str, str], after: dict[str, str], *, told: bool
+) -> None:
+    """The API server still calls the webhook for this edit, because the old object has the label, but not later."""
+    document = "{team-a: {quota: {M40: 1}}}"
+    answer = edited(None, object=config_map(document, **after), old_object=config_map(document, **before))
+    assert list(answer.warnings) == [NOT_CHECKED] * told
+
+
+@cases(
+    "fields, own",
+    another_name=({"name": "gpu-quota"}, "kube-system/gpu-quota"),
+    another_namespace=({"namespace": "team-a"}, "team-a/gpuquota"),
+)
+def test_a_labelled_config_map_that_is_not_read_gives_a_warning(fields: dict[str, Any], own: str) -> None:
+    told = f"ConfigMap {own} has label {LABEL}, but the quota is read from ConfigMap kube-system/gpuquota"
+    answer = edited(None, object=config_map("{}", config="true"), **fields)
+    assert answer == AdmissionResponse("ignored", warnings=[f"{told}, so {own} limits nobody"])
 
 
 def test_an_edit_warns_of_removed_limits_and_logs_each_change_once() -> None:
@@ -157,7 +198,8 @@ def test_a_rejection_stays_readable_for_any_number_of_faults() -> None:
 # Tests of the warnings about a valid quota document
 
 
-NO_NODE = f"no node has this model in label {MODEL}"
+def no_node(model: str, near: str = "nodes have M40, P100") -> str:
+    return f"no node has GPU model {model} in label {MODEL}; {near}"
 
 
 @cases(
@@ -165,13 +207,13 @@ NO_NODE = f"no node has this model in label {MODEL}"
     known=("team-a: {quota: {M40: 8}, pool: [public]}", []),
     a_model_that_no_node_has=(
         "team-a: {quota: {M4O: 8}}",
-        [f"team-a.quota.M4O: {NO_NODE} (models of the nodes: M40, P100)"],
+        [f"team-a.quota.M4O: {no_node('M4O', 'did you mean M40?')}"],
     ),
     a_pool_that_no_node_has=(
         "team-a: {quota: {M40: 8}, pool: [lab, publik]}",
         [f"team-a.pool: no node has pool publik in label {POOL}"],
     ),
-    in_the_default_entry=("'*': {quota: {V100: 1}}", [f"*.quota.V100: {NO_NODE} (models of the nodes: M40, P100)"]),
+    in_the_default_entry=("'*': {quota: {V100: 1}}", [f"*.quota.V100: {no_node('V100', 'did you mean P100?')}"]),
     an_empty_document=("{}", []),
 )
 def test_names_that_no_node_has_give_a_warning(document: str, told: list[str]) -> None:
@@ -180,7 +222,7 @@ def test_names_that_no_node_has_give_a_warning(document: str, told: list[str]) -
 
 def test_a_cluster_without_a_gpu_node_gives_one_warning() -> None:
     told = warnings("team-a: {quota: {M40: 8}}", PolicySnapshot(Quota(), nodes()))
-    assert told == [f"team-a.quota.M40: {NO_NODE} (models of the nodes: none)"]
+    assert told == [f"team-a.quota.M40: {no_node('M40', 'nodes have none')}"]
 
 
 TAIL = "new pods are refused until less is in use"
@@ -300,7 +342,7 @@ def test_an_unknown_caller_is_warned_by_the_documents_in_its_review(before: str 
     data = {"data": {"gpu_quota": before}} if before else None
     old = msgspec.Raw(msgspec.json.encode(data))
     answer = edited("team-a: {mode: warn, quota: {M40: 8, X: 1}}", callers_known=False, old_object=old)
-    assert answer.warnings == [*told, f"team-a.quota.X: {NO_NODE} (models of the nodes: M40, P100)"]
+    assert answer.warnings == [*told, f"team-a.quota.X: {no_node('X')}"]
 
 
 # Tests of an edit whose entry "*" limits namespaces for the first time
@@ -435,7 +477,7 @@ def test_warnings_about_nodes_use_the_edited_rows_of_models() -> None:
     data = {"gpu_quota": "team-a: {quota: {Tesla: 1, M41: 1}}", "gpu_models": rows}
     object_ = msgspec.Raw(msgspec.json.encode({"metadata": {"name": "gpuquota"}, "data": data}))
     assert list(edited(None, PolicySnapshot(Quota(), NODES, claims=claims), object=object_).warnings) == [
-        f"team-a.quota.M41: {NO_NODE} (models of the nodes: P100, Tesla)",
+        f"team-a.quota.M41: {no_node('M41', 'nodes have P100, Tesla')}",
         "gpu_models: `cards` of Tesla has no effect while a DeviceClass offers devices as nvidia.com/gpu",
     ]
 
@@ -493,3 +535,30 @@ def test_warnings_end_before_the_api_server_cuts_them_off() -> None:
     told = warnings(f"team-a: {{quota: {{{models}}}}}")
     assert len(told) == MOST_WARNINGS + 1
     assert told[-1] == "7 more warnings are not shown"
+
+
+def test_warnings_that_differ_only_in_the_field_are_one_line_with_their_number() -> None:
+    entries = "".join(f"team-{number}: {{quota: {{M4O: 1, M40: 1}}, pool: [publik]}}\n" for number in range(30))
+    models = "team-0.quota.M4O, team-1.quota.M4O, team-2.quota.M4O and 27 more"
+    assert warnings(f"{entries}last: {{quota: {{M4O: 1, B200: 1}}}}") == [
+        f"{models.replace('27', '28')}: {no_node('M4O', 'did you mean M40?')}",
+        f"team-0.pool, team-1.pool, team-2.pool and 27 more: no node has pool publik in label {POOL}",
+        f"last.quota.B200: {no_node('B200')}",
+    ]
+
+
+def test_lost_entries_and_raised_limits_are_the_first_of_many_warnings() -> None:
+    counted = nodes(a={MODEL: "M40", COUNT_LABEL: "4"})
+    before = PolicySnapshot(Quota({"team-a": NamespaceQuota({"M40": Limit(100)})}), counted)
+    models = ", ".join(f"X{number}: 1" for number in range(MOST_WARNINGS + 7))
+    answer = edited(f"team-b: {{quota: {{M40: 800, {models}}}}}", before, namespaces=frozenset)
+    assert [text.partition(":")[0] for text in answer.warnings[:4]] == ["team-a", "team-b.quota.M40", "M40", "team-b"]
+    assert answer.warnings[3] == "team-b: namespace not found"
+
+
+def test_only_as_many_unknown_models_as_are_shown_are_compared_with_the_known_models() -> None:
+    """An edit may name ten thousand unknown models. To compare all of them would take seconds."""
+    models = ", ".join(f"M4{number}: 1" for number in range(1, 500))
+    with mock.patch.object(quota_edit, "nearest", return_value="did you mean M40?") as nearest:
+        warnings(f"team-a: {{quota: {{{models}}}}}")
+    assert nearest.call_count == MOST_WARNINGS

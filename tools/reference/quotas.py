@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Mapping
-from typing import Never
+from typing import Any, Never
 from unittest import mock
 
 import msgspec
@@ -212,16 +212,18 @@ def _edited(
     nodes: Nodes = NODES,
     namespaces: quota_edit.NamespaceNames | None = None,
     pods: first_limits.Pods | None = None,
+    **fields: Any,
 ) -> AdmissionResponse:
     """Return the answer of the webhook's path /quota to an edit of the quota ConfigMap.
 
-    ``data``: the data of the ConfigMap after the edit.
+    ``data``: the data of the ConfigMap after the edit. ``fields``: other fields of the review.
     ``limits``: the limits before the edit; by default eight cards of model M40.
     """
     place = QuotaPlace()
     kind = GroupVersionKind(version="v1", kind="ConfigMap")
     raw = msgspec.Raw(msgspec.json.encode({"data": data}))
-    request = review(None, place.namespace, kind=kind, name=place.name, operation="UPDATE", object=raw, dry_run=True)
+    given = {"kind": kind, "namespace": place.namespace, "name": place.name, "operation": "UPDATE", "object": raw}
+    request = review(None, dry_run=True, **{**given, **fields})
     policy = policy_for(NamespaceQuota(limits or {"M40": Limit(800)}), nodes)
     devices = Devices(classes={"gpu.nvidia.com": ClassFacts(extended_resource=PLAIN_CARDS)})
     claims = ClaimPolicy.of(devices, NODES.model_of, policy.quota, policy.resources)
@@ -272,12 +274,15 @@ def _running_pods(_seconds: float) -> Iterator[Pod]:
 
 
 def _warnings() -> Iterator[Told]:
-    many = "".join(f"team-a{number}: {{quota: {{A100: 1}}}}\n" for number in range(MOST_WARNINGS + 5))
+    models = ", ".join(f"B{number}: 1" for number in range(MOST_WARNINGS + 5))
+    many = f"team-a: {{quota: {{M40: 8, {models}}}}}"
+    alike = "".join(f"team-{name}: {{quota: {{M40: 8}}, pool: [pubic]}}\n" for name in "abcdef")
     slip = (
         "Check the name of the model or pool, and the number of cards. Ignore the warning if the nodes are added later."
     )
     yield Told(_edited(_document("team-a: {quota: {M4O: 8}}")).warnings[0], slip)
     yield Told(_edited(_document("team-a: {quota: {M40: 8}, pool: [pubic]}")).warnings[0], slip)
+    yield Told(_edited(_document(alike)).warnings[0], f"{slip} The warning applies to all these entries.")
     tesla = Nodes.of({"one": {MODEL: "Tesla-M40"}}, NODES.keys, named=CardModels({"M40": ProductRow(("Tesla-M40",))}))
     renamed = {**_document("team-a: {quota: {M40: 8}}"), MODELS: "{Maxwell: [Tesla-M40]}"}
     yield Told(_edited(renamed, nodes=tesla).warnings[0], "Write the new name of the model into the quota.")
@@ -316,4 +321,10 @@ def _warnings() -> Iterator[Told]:
     )
     hami = Nodes.of({"one": {MODEL: "M40"}}, NODES.keys, {"one": {HAMI.name: ()}})
     yield Told(_edited(worth, nodes=hami).warnings[-1], "Use a separate model for the nodes of HAMi.")
+    labelled = {"metadata": {"labels": {quota_edit.LABEL: "true"}}, "data": _document("team-a: {quota: {M40: 8}}")}
+    raw = msgspec.Raw(msgspec.json.encode(labelled))
+    unchecked = _edited(labelled["data"], old_object=raw).warnings[0]
+    yield Told(unchecked, "Add the label again, so that a mistake in the quota is rejected.")
+    elsewhere = _edited(None, object=raw, namespace="team-a").warnings[0]
+    yield Told(elsewhere, "Apply the quota as the ConfigMap that is read, or remove the label.")
     yield Told(_edited(_document(many)).warnings[-1], "Check the listed warnings first.")

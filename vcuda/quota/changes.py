@@ -1,6 +1,6 @@
 """The differences between two quotas, for the log and as warnings to the author of an edit."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -20,6 +20,9 @@ _ROOM_FOR_MORE = 40
 
 MOST_EXCEPTED = 20
 """The most names of ``except`` in one message."""
+
+MOST_FIELDS = 3
+"""The most fields of a quota document that one warning names."""
 
 _STRICTNESS = {Mode.AUDIT: 0, Mode.WARN: 1, Mode.ENFORCE: 2}
 
@@ -94,6 +97,18 @@ def weakened(old: Quota, new: Quota) -> Iterator[str]:
             yield f"{namespace}.mode: the mode changes from {was.mode} to {will.mode}"
         if will and (added := sorted(will.excepted - was.excepted)):
             yield f"{namespace}.except: the entry does not apply any more to {listed(added, MOST_EXCEPTED)}"
+
+
+def grouped(warnings: Iterable[str]) -> list[str]:
+    """Return the warnings, with one line for those that differ only in the field of the document before the text."""
+    fields: dict[str, list[str]] = {}
+    for each in warnings:
+        field, colon, text = each.partition(": ")
+        if colon and " " not in field:
+            fields.setdefault(text, []).append(field)
+        else:
+            fields.setdefault(each, [])
+    return [f"{listed(found, MOST_FIELDS)}: {text}" if found else text for text, found in fields.items()]
 
 
 def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[str]:

@@ -101,7 +101,7 @@ def read_bytes(value: object) -> Decimal:
     if amount < MIB:
         # An amount below 1 MiB is a mistake. For example, 160 means 160 bytes, but its author meant 160Gi.
         if re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(value)):
-            example = f"{value}Gi, because a number without a unit is in bytes"
+            example = f"{value}{'Mi' if amount >= 1 else 'Gi'}, because a number without a unit is in bytes"
             raise WrongValueError(f"must have a unit, for example {example}; got {shown(value)}")
         raise WrongValueError(f"must be at least 1Mi, for example 160Gi; got {shown(value)}")
     return amount

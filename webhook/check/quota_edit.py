@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from vcuda import cli
-from vcuda.quota.changes import QuotaChange, changes
+from vcuda.quota.changes import QuotaChange, changes, grouped
 from webhook.check import files
 from webhook.review.first_limits import general_warning
-from webhook.review.quota_edit import document_warnings
+from webhook.review.quota_edit import document_warnings, limit_changes
 
 
 class QuotaEdit(msgspec.Struct, frozen=True):
@@ -42,6 +42,6 @@ def read_edit(old: Path | None, new: Path, cluster: files.OfflineCluster, now: f
     earlier = files.read_quota(old) if old else after
     before = earlier.quota.at(now)
     policy = msgspec.structs.replace(cluster.policy, quota=before) if has_nodes else None
-    general = general_warning(before, quota)
-    warnings = *general, *document_warnings(before, quota, after.resources, policy, earlier.resources.models)
-    return QuotaEdit(tuple(changes(before, quota)), warnings)
+    warnings = [*limit_changes(before, quota, policy), *general_warning(before, quota)]
+    warnings += document_warnings(quota, after.resources, policy, earlier.resources.models)
+    return QuotaEdit(tuple(changes(before, quota)), tuple(grouped(warnings)))

@@ -13,6 +13,7 @@ import structlog
 
 from vcuda import errors, k8s_types, kube
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse
+from vcuda.discovery.names import nearest
 from vcuda.k8s_types import Decoder
 from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.quota import changes, grant_words
@@ -39,6 +40,13 @@ COMPARING_SECONDS, READING_SECONDS = 1.0, 0.25
 NamespaceNames = Callable[[], Collection[str]]
 """A function that returns the names of all namespaces within two seconds. It raises VcudaError if it cannot."""
 
+LABEL = "quota.vcuda.io/config"
+"""The label of ConfigMaps whose edits the API server sends to /quota."""
+
+NOT_CHECKED = (
+    f'label {LABEL} is removed, so the next edits of this quota are not checked. Set the label to "true" again'
+)
+
 _CONFIG_MAP = Decoder(k8s_types.ConfigMap)
 
 
@@ -61,10 +69,8 @@ async def check_edit(
     API server. ``pods``: a function that lists all pods; None without an API server. ``check``: called again and again
     during the work. It raises Dropped if the work must stop.
     """
-    if request.name == PROBE:
-        return AdmissionResponse("probed", False, HTTPStatus.FORBIDDEN, CALLED)
-    if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
-        return AdmissionResponse("ignored")
+    if other := _of_another_object(request, place):
+        return other
     try:
         read = _parse(request.object, place)
     except errors.QuotaFault as fault:
@@ -78,14 +84,18 @@ async def check_edit(
     if policy:
         policy = msgspec.structs.replace(policy, nodes=policy.nodes.named_by(read.resources.models))
     old, warnings = before or quota, list[str]()
+    if _is_labelled(request.old_object) and not _is_labelled(request.object):
+        warnings.append(NOT_CHECKED)
     pods = pods if callers_known else None
+    warnings += limit_changes(old, quota, policy)
     warnings += _first_limits(before or Quota(), quota, read.resources, policy, pods=pods, check=check)
     if callers_known:
         warnings += await _compared(quota, before, charged, time.monotonic() + COMPARING_SECONDS, check)
         if not request.dry_run:
             _log_changes(request, old, quota)
         warnings += _absent(old, quota, namespaces)
-    warnings += document_warnings(old, quota, read.resources, policy, named)
+    warnings += document_warnings(quota, read.resources, policy, named)
+    warnings = changes.grouped(warnings)
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS:] = [f"{len(warnings) - MOST_WARNINGS} more warnings are not shown"]
     return AdmissionResponse("quota-accepted", warnings=warnings)
@@ -107,18 +117,40 @@ def _first_limits(
     return first_limits.named_warnings(old, policy, pods, check)
 
 
+def limit_changes(old: Quota, new: Quota, policy: context.PolicySnapshot | None) -> Iterator[str]:
+    """Yield the most important warnings: about limits that vanish, become less strict, or exceed the cards."""
+    yield from changes.weakened(old, new)
+    yield from changes.beyond(old, new, policy.nodes.cards if policy else {})
+
+
 def document_warnings(
-    old: Quota, new: Quota, resources: GpuResources, policy: context.PolicySnapshot | None, named: CardModels
+    new: Quota, resources: GpuResources, policy: context.PolicySnapshot | None, named: CardModels
 ) -> Iterator[str]:
-    """Yield those warnings about a new quota that depend on no ledger and on no list of namespaces.
+    """Yield those warnings about a new quota that depend on no ledger, no list of namespaces and no earlier quota.
 
     ``policy``: the snapshot with the nodes, whose GPU models must be named as in ``resources``; None if there is none.
     ``named``: the entries of ``gpu_models`` before the edit.
     """
-    yield from changes.weakened(old, new)
-    yield from changes.beyond(old, new, policy.nodes.cards if policy else {})
     yield from _doubts(new, policy, named)
     yield from _without_effect(resources, policy)
+
+
+def _of_another_object(request: AdmissionRequest, place: kube.QuotaPlace) -> AdmissionResponse | None:
+    """Return the answer for the probe, or for an object that is not the quota ConfigMap; otherwise None."""
+    if request.name == PROBE:
+        return AdmissionResponse("probed", False, HTTPStatus.FORBIDDEN, CALLED)
+    own, read = f"{request.namespace}/{request.name}", f"{place.namespace}/{place.name}"
+    if request.kind.kind == "ConfigMap" and own == read:
+        return None
+    text = f"ConfigMap {own} has label {LABEL}, but the quota is read from ConfigMap {read}, so {own} limits nobody"
+    return AdmissionResponse("ignored", warnings=[text] if _is_labelled(request.object) else ())
+
+
+def _is_labelled(config_map: msgspec.Raw) -> bool:
+    try:
+        return (_CONFIG_MAP.decode(config_map).metadata.labels or {}).get(LABEL) == "true"
+    except k8s_types.UNDECODABLE:
+        return False
 
 
 def _parse(config_map: msgspec.Raw, place: kube.QuotaPlace) -> QuotaConfig:
@@ -174,12 +206,13 @@ def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterat
 def _doubts(quota: Quota, policy: context.PolicySnapshot | None, named: CardModels) -> Iterator[str]:
     entries = quota.entries
     if policy:
+        near: dict[str, str] = {}
         renamed: dict[str, set[str]] = {}
         for model, values in policy.nodes.seen.items():
             for value in values:
                 renamed.setdefault(named.model_of(value), set()).add(model)
         for namespace, entry in entries.items():
-            yield from _unknown_names(namespace, entry.at(None), policy, renamed)
+            yield from _unknown_names(namespace, entry.at(None), policy, renamed, near)
     for namespace, entry in entries.items():
         yield from (f"{namespace}.{doubt}" for doubt in grant_words.without_effect(entry, quota.moment or 0))
     system = policy.quota.system if policy else quota.system
@@ -223,8 +256,13 @@ async def _compared(
 
 
 def _unknown_names(
-    namespace: str, entry: NamespaceQuota, policy: context.PolicySnapshot, renamed: Mapping[str, Collection[str]]
+    namespace: str,
+    entry: NamespaceQuota,
+    policy: context.PolicySnapshot,
+    renamed: Mapping[str, Collection[str]],
+    near: dict[str, str],
 ) -> Iterator[str]:
+    # ``near`` has the most similar model for some unknown models. To compare thousands of names would take too long.
     # A model or pool without nodes causes a warning and not a refusal, because such nodes may join the cluster later.
     nodes = policy.nodes
     for model in entry.limits:
@@ -232,9 +270,10 @@ def _unknown_names(
             new = " and ".join(sorted(names))
             yield f"{namespace}.quota.{model}: by this `gpu_models`, the nodes of {model} have model {new}; write {new}"
         elif model not in nodes.models:
-            known = ", ".join(sorted(nodes.models)) or "none"
+            if model not in near and len(near) < MOST_WARNINGS:
+                near[model] = f"; {nearest(model, tuple(sorted(nodes.models)))}"
             label = nodes.keys.model
-            yield f"{namespace}.quota.{model}: no node has this model in label {label} (models of the nodes: {known})"
+            yield f"{namespace}.quota.{model}: no node has GPU model {model} in label {label}{near.get(model, '')}"
     pools = {node.get(nodes.keys.pool) for node in nodes.labels.values()}
     for pool in entry.pools:
         if pool not in pools:
