@@ -119,7 +119,7 @@ class Leader:
         self.violations = self._make_violations(violations or ViolationOptions(), store, registry)
         registry.register(metrics.UsageCollector(self.publisher.reports, self.settler.reservation_ages))
         registry.register(metrics.ViolationsCollector(self.violations.counts))
-        registry.register(metrics.ModelNodesCollector(self.model_labels.counts))
+        registry.register(metrics.ModelNodesCollector(self.model_labels.counts, self.nodes.current, self.quota.current))
         registry.register(UnreadCollector(self.reflectors))
         self.certificates = (
             certificates.CertificateWatch(kube, system_namespace, webhook_service) if webhook_service else None

@@ -9,14 +9,18 @@ from prometheus_client.registry import Collector
 
 from vcuda.discovery.discovered import Doubt
 from vcuda.discovery.sources import SOURCES
+from vcuda.kube.metrics import register_build
 from vcuda.ledger.report import ModelUse, NamespaceUse
-from vcuda.quota.model import CORES_PER_CARD
+from vcuda.placement.nodes import Nodes
+from vcuda.quota.model import CORES_PER_CARD, Quota
 from vcuda.quota.values import MIB
 
 
 def register_leading(registry: CollectorRegistry, is_leading: Callable[[], bool]) -> None:
+    """Register the metrics that a standby has too."""
     gauge = Gauge("vcuda_controller_leading", "1 if this replica holds the Lease and leads, else 0.", registry=registry)
     gauge.set_function(lambda: float(is_leading()))
+    register_build(registry)
 
 
 class SettleMetrics:
@@ -83,12 +87,19 @@ class ViolationsCollector(Collector):
 
 @dataclass(eq=False)
 class ModelNodesCollector(Collector):
-    """Collects the number of nodes by the source of their GPU model, and of nodes whose model is in doubt."""
+    """Collects the number of nodes by the source of their GPU model, and of nodes whose model is in doubt.
+
+    Also collects the cards of each model, and the nodes of each model that the quota limits. ``quota``: returns None
+    before the quota has been read.
+    """
 
     counts: Callable[[], tuple[Mapping[str, int], Mapping[Doubt, int]]]
+    nodes: Callable[[], Nodes]
+    quota: Callable[[], Quota | None]
 
     def collect(self) -> Iterable[Metric]:
         by_source, by_doubt = self.counts()
+        found, quota = self.nodes(), self.quota()
         nodes = GaugeMetricFamily(
             "vcuda_model_nodes", "Nodes with a GPU model, by the source of the model.", labels=["source"]
         )
@@ -99,7 +110,19 @@ class ModelNodesCollector(Collector):
             nodes.add_metric([source], by_source.get(source, 0))
         for doubt in Doubt:
             doubts.add_metric([doubt], by_doubt.get(doubt, 0))
-        return [nodes, doubts]
+        cards = GaugeMetricFamily(
+            "vcuda_model_cards",
+            "Cards of each GPU model on the nodes. A model is left out if a node does not publish its number of cards.",
+            labels=["model"],
+        )
+        limited = GaugeMetricFamily(
+            "vcuda_quota_model_nodes", "Nodes of each GPU model that the quota limits.", labels=["model"]
+        )
+        for model, count in found.cards.items():
+            cards.add_metric([model], count)
+        for model in quota.models if quota else ():
+            limited.add_metric([model], found.having(model).bit_count())
+        return [nodes, doubts, cards, limited]
 
 
 @dataclass(eq=False)

@@ -130,7 +130,7 @@ class Service(msgspec.Struct, frozen=True):
         ``head``: the uid and the namespace from the first bytes of the review. The other bytes are not read.
         """
         response = AdmissionResponse("too-large", False, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
-        self.metrics.observe(path, response, 0)
+        self.metrics.observe(path, response, 0, head.namespace)
         self.log.info("admission", path=path, uid=head.uid, namespace=head.namespace, outcome=response.outcome)
         return write_review(head.uid, response)
 
@@ -152,7 +152,7 @@ class Service(msgspec.Struct, frozen=True):
         except errors.BadReview as error:
             return self.reject_too_large(path, ReviewHead(request.uid, request.namespace), str(error))
         seconds = time.perf_counter() - started
-        self.metrics.observe(path, response, seconds)
+        self.metrics.observe(path, response, seconds, request.namespace)
         self._log(path, request, response, seconds)
         return reply
 

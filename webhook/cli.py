@@ -100,7 +100,8 @@ def main() -> None:
 @cli.option(
     "--protect-metrics",
     is_flag=True,
-    help="Require a client certificate for /metrics too. The health checks never need a certificate.",
+    help="Require a client certificate for /metrics too, and name namespaces in vcuda_rejections_total. The health "
+    "checks never need a certificate.",
 )
 @cli.kubeconfig_option
 @cli.quota_configmap_option

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -13,9 +14,12 @@ from prometheus_client.registry import Collector
 from vcuda.admission_review import AdmissionResponse
 from vcuda.errors import DropReason
 from vcuda.kube import Reflector
-from vcuda.kube.metrics import unread_objects
+from vcuda.kube.metrics import register_build, unread_objects
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MOST_REJECTIONS = 5000
+LONGEST_NAMESPACE = 63
+OTHERS = "*"
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
@@ -43,10 +47,13 @@ class Metrics:
             ["path", "reason"],
             registry=self.registry,
         )
+        self.rejections = Rejections()
+        self.registry.register(self.rejections)
+        register_build(self.registry)
         self._admission_of: dict[tuple[str, str, str], Counter] = {}
         self._seconds_of: dict[str, Histogram] = {}
 
-    def observe(self, path: str, answer: AdmissionResponse, seconds: float) -> None:
+    def observe(self, path: str, answer: AdmissionResponse, seconds: float, namespace: str) -> None:
         # The counter of each set of labels is cached, because looking up a counter in prometheus_client takes longer
         # than incrementing it.
         key = (path, answer.outcome, answer.scheme)
@@ -54,6 +61,8 @@ class Metrics:
         histogram = self._seconds_of.get(path) or self._seconds_of.setdefault(path, self._seconds.labels(path))
         counter.inc()
         histogram.observe(seconds)
+        if not answer.allowed and path != "/quota":
+            self.rejections.add(namespace, answer.outcome)
 
     def drop(self, path: str, reason: DropReason) -> None:
         self._dropped.labels(path, reason.value).inc()
@@ -68,6 +77,39 @@ class Metrics:
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class Rejections(Collector):
+    """Counts the rejected creates by namespace and reason.
+
+    A tenant may choose the names of namespaces. So at most `MOST_REJECTIONS` pairs have a count of their own.
+    ``named``: True if namespaces may be named, because clients without a certificate cannot read the metrics.
+    """
+
+    def __init__(self) -> None:
+        self.named = False
+        self._counts: dict[tuple[str, str], int] = {}
+        self._lock = threading.Lock()
+
+    def add(self, namespace: str, reason: str) -> None:
+        with self._lock:
+            key = (namespace if self.named and len(namespace) <= LONGEST_NAMESPACE else OTHERS, reason)
+            if key not in self._counts and len(self._counts) >= MOST_REJECTIONS:
+                key = (OTHERS, reason)
+            self._counts[key] = self._counts.get(key, 0) + 1
+
+    def collect(self) -> Iterable[Metric]:
+        found = CounterMetricFamily(
+            "vcuda_rejections",
+            f"Rejected creates of pods and claims, by namespace and reason. Namespaces are counted as {OTHERS} without"
+            f" --protect-metrics, and after {MOST_REJECTIONS} pairs of namespace and reason.",
+            labels=["namespace", "reason"],
+        )
+        with self._lock:
+            counts = [*self._counts.items()]
+        for labels, count in counts:
+            found.add_metric(labels, count)
+        return [found]
 
 
 class LedgerMetrics:

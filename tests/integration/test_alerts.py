@@ -140,6 +140,7 @@ CASES: Mapping[str, Case] = {
     "VcudaRegistrationMissing": threshold(
         'vcuda_registration_missing{kind="ValidatingWebhookConfiguration",name="vcuda-quota"}', steady(1), steady(0)
     ),
+    "VcudaModelWithoutNodes": threshold('vcuda_quota_model_nodes{model="A1O0"}', steady(0), steady(1)),
     "VcudaQuotaNotInEffect": threshold('vcuda_quota_taking_effect{namespace="a"}', steady(1), steady(0)),
     "VcudaQuotaExceeded": Case(
         [{USED: steady(401), LIMIT: steady(400)}, {MEMORY: steady(2), MEMORY_LIMIT: steady(1)}],
@@ -156,7 +157,10 @@ CASES: Mapping[str, Case] = {
         [{'vcuda_audit_pods{namespace="a",finding="other-model"}': steady(0)}, {}],
     ),
     "VcudaNoModelNodes": threshold("vcuda_model_nodes", steady(0), steady(1)),
-    "VcudaModelInDoubt": threshold('vcuda_model_doubts{doubt="mixed"}', steady(1), steady(0)),
+    "VcudaModelInDoubt": Case(
+        [{'vcuda_model_doubts{doubt="mixed"}': steady(1)}, {'vcuda_model_doubts{doubt="no-model"}': steady(1)}],
+        [{'vcuda_model_doubts{doubt="no-model"}': steady(0)}, {}],
+    ),
     "VcudaNodeAgentDown": up("vcuda-node", steady(0), steady(1)),
     "VcudaNodeSweepsFail": Case(
         [{'vcuda_vm_last_complete_sweep_timestamp_seconds{pod="a"}': steady(0)}],

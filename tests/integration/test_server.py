@@ -71,6 +71,7 @@ def test_metrics_count_every_admission_by_path_outcome_and_scheme(quota: Path) -
         ):
             assert server.samples("vcuda_admissions_total", path=path, outcome=outcome, scheme=scheme) == [1.0]
         assert server.metric("vcuda_admissions_total") == 7
+        assert server.samples("vcuda_rejections_total", namespace="*", reason="over-quota") == [1.0]
         assert server.metric("vcuda_admission_duration_seconds_count", path="/mutate") == 4
         assert server.metric("vcuda_admission_duration_seconds_bucket", path="/validate", le="+Inf") == 3
         assert server.metric("vcuda_admission_duration_seconds_sum", path="/mutate") > 0

@@ -1,17 +1,25 @@
-"""Names the objects that the watches could not decode, in a metric."""
+"""The metrics of several programs: their version, and the objects that their watches could not decode."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from vcuda import __version__
 from vcuda.kube.reflector import Reflector
 
 MOST_SHOWN = 10
 """The most objects of one watch in the metric, because tenants decide how many there are."""
+
+
+def register_build(registry: CollectorRegistry) -> None:
+    Gauge("vcuda_build_info", "1, with the version of this program.", ["version"], registry=registry).labels(
+        __version__
+    ).set(1)
 
 
 def unread_objects(reflectors: Mapping[str, Reflector[Any]]) -> Metric:

@@ -81,6 +81,7 @@ class Application:
     def __init__(self, service: admission.Service, callers: Callers = EVERYBODY) -> None:
         self._service = service
         self._callers = callers
+        service.metrics.rejections.named = callers.metrics
         self._pages = WSGIMiddleware(cast("wsgi_typing.WSGIApp", make_pages(service)), workers=PAGE_THREADS)
 
     async def __call__(

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter as PromCounter, Gauge
 
 from controller.garbage.node import fs, names
 from vcuda.cli import printable
+from vcuda.kube.metrics import register_build
 
 # The agent sweeps again after at most this time if it could delete nothing, for example without the API server.
 BLOCKED_PERIOD_SECONDS = 5.0
@@ -62,6 +63,7 @@ class SweepMetrics:
     """Metrics of the sweeps of a node's directories. The gauges describe the last sweep that saw all directories."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        register_build(registry)
         self._present = Gauge("vcuda_vm_directories_present", "Directories of pods in --root.", registry=registry)
         self._kept = Gauge(
             "vcuda_vm_directories_kept", "Entries kept in --root, by reason.", ["reason"], registry=registry
