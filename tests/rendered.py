@@ -85,9 +85,14 @@ def images(objects: Sequence[Json]) -> dict[str, str]:
     return {name: image for name, image in found.items() if name != "Deployment/vcuda-scheduler"}
 
 
-def pod_spec(workload: Json) -> Json:
+def pod_template(workload: Json) -> Json:
     spec = workload["spec"]["jobTemplate"]["spec"] if workload["kind"] == "CronJob" else workload["spec"]
-    found: Json = spec["template"]["spec"]
+    found: Json = spec["template"]
+    return found
+
+
+def pod_spec(workload: Json) -> Json:
+    found: Json = pod_template(workload)["spec"]
     return found
 
 

@@ -1,13 +1,17 @@
 """``python -m tools.install_yaml``: writes one file for ``kubectl apply -f``, with the base and any components."""
 
+import json
+import re
 from pathlib import Path
 
 import click
 import yaml
 
-from tools.chart.features import COMPONENTS, MANIFESTS, Json, render
+from tools.chart.features import CHART, COMPONENTS, MANIFESTS, Json, fault_of, render
 from tools.chart.names import Names, rename
 from vcuda import cli
+
+_OF_KUBERNETES = ("default", "kube-system", "kube-public", "kube-node-lease")
 
 OURS = "vcuda-quota:"
 """In the manifests, the name of this project's own image begins with this text. Other images have other names."""
@@ -31,6 +35,33 @@ def write(
     objects = [with_image(rename(found, names or Names()), image) for found in rendered]
     output.write_text(yaml.safe_dump_all(objects, sort_keys=False, width=10**6), encoding="utf-8")
     return len(objects)
+
+
+def _fault_of_names(names: Names) -> str:
+    """Return why an installation cannot have these names, or an empty text. The chart has the same rules."""
+    own = {
+        "--system-namespace": names.system,
+        "--ledger-namespace": names.ledgers,
+        "--node-namespace": names.node_agent,
+    }
+    if len({*own.values()}) < len(own):
+        return "--system-namespace, --ledger-namespace and --node-namespace must differ"
+    if names.quota_namespace == names.ledgers:
+        return "--quota-configmap must not be in the namespace of the ledgers, which must contain only ledgers"
+    for option, name in own.items():
+        if name in _OF_KUBERNETES:
+            return f"{option} must not be a namespace of Kubernetes; got {name}"
+    schemas = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))["$defs"]
+    for option, name in {**own, "--quota-configmap": names.quota_namespace}.items():
+        if fault := _fault_of_name(name, schemas["namespace"]):
+            return f"{option}: {fault}"
+    return f"--quota-configmap: {fault}" if (fault := _fault_of_name(names.quota, schemas["configMap"])) else ""
+
+
+def _fault_of_name(name: str, schema: Json) -> str:
+    if re.search(schema["pattern"], name) and name not in schema["not"]["enum"]:
+        return ""
+    return f"must be a name that YAML reads as text and that matches {schema['pattern']}; got {name}"
 
 
 @click.command()
@@ -57,14 +88,10 @@ def main(
     output: Path,
 ) -> None:
     """Write one file with all manifests of an installation."""
-    if len({system_namespace, ledger_namespace, node_namespace}) < len(("system", "ledger", "node")):
-        raise click.UsageError("--system-namespace, --ledger-namespace and --node-namespace must differ")
-    if quota_configmap[0] == ledger_namespace:
-        raise click.UsageError(
-            "--quota-configmap must not be in the namespace of the ledgers, which must contain only ledgers"
-        )
-    output.parent.mkdir(parents=True, exist_ok=True)
     names = Names(system_namespace, ledger_namespace, node_namespace, *quota_configmap)
+    if fault := fault_of(components) or _fault_of_names(names):
+        raise click.UsageError(fault)
+    output.parent.mkdir(parents=True, exist_ok=True)
     number = write(image, components, output, names=names)
     click.echo(f"{output}: {number} objects with image {image}")
 

@@ -3,34 +3,34 @@
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from tests.helm import APIS, CHART, NEWEST, helm, templated
-from tests.rendered import Json, images, one, pod_spec
+from tests.charted import (
+    KUSTOMIZED_SCHEDULER,
+    charted,
+    is_of_a_hook,
+    objects,
+    rejection,
+    setting_of,
+    unlike,
+    whole_chart,
+)
+from tests.helm import CHART, NEWEST, helm
+from tests.rendered import WORKLOADS, Json, images, one, pod_spec, pod_template
 from tests.tables import cases
-from tools import install_yaml
 from tools.chart.__main__ import HEADER, templates
-from tools.chart.features import COMPONENTS, Identity, Objects, identity_of, render
-from tools.chart.names import Names
+from tools.chart.features import COMPONENTS, EXCLUSIVE, NEEDED, identity_of, render
 from vcuda import __version__
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 VERSIONS = pytest.mark.parametrize("name", ["helm", "helm3"])
-KUSTOMIZED_SCHEDULER = "scheduler.image=registry.k8s.io/kube-scheduler:v1.31.0"
-NEEDS = {"require-client-certificate": "client-certificates"}
-"""Components of the chart that are accepted only together with another component, by name."""
 ROOT = CHART.parents[1]
-EXCLUDED = ({"node-agent-gpu-manager", "node-agent-nvidia-vcuda"}, {"hami", "scheduler"})
-
-
-def setting_of(component: str) -> str:
-    return f"{COMPONENTS[component].removeprefix('.Values.')}=true"
+DIGEST = f"sha256:{'0' * 64}"
 
 
 def combinations() -> list[tuple[str, ...]]:
@@ -38,37 +38,9 @@ def combinations() -> list[tuple[str, ...]]:
     fork = "node-agent-nvidia-vcuda"
     largest = (COMPONENTS.keys() - left_out for left_out in ({"hami", fork}, {"scheduler", fork}))
     chosen = [set(), *({each} for each in COMPONENTS), *map(set, itertools.combinations(COMPONENTS, 2)), *largest]
-    whole = [{*each, *(NEEDS[name] for name in each if name in NEEDS)} for each in chosen]
-    allowed = [each for each in whole if not any(both <= each for both in EXCLUDED)]
+    whole = [{*each, *(NEEDED[name] for name in each if name in NEEDED)} for each in chosen]
+    allowed = [each for each in whole if not any(both <= each for both in EXCLUSIVE)]
     return sorted({tuple(name for name in COMPONENTS if name in each) for each in allowed})
-
-
-def objects(text: str) -> dict[Identity, Json]:
-    return {identity_of(found): found for found in yaml.safe_load_all(text) if found}
-
-
-def charted(*settings: str, name: str = "helm") -> dict[Identity, Json]:
-    return {each: found for each, found in whole_chart(*settings, name=name).items() if not is_of_a_hook(found)}
-
-
-def whole_chart(*settings: str, name: str = "helm") -> dict[Identity, Json]:
-    done = templated(settings, name=name)
-    assert done.returncode == 0, done.stderr
-    return objects(done.stdout)
-
-
-def is_of_a_hook(found: Json) -> bool:
-    return "helm.sh/hook" in found["metadata"].get("annotations", {})
-
-
-def rejection(*settings: str, name: str = "helm", apis: Sequence[str] = APIS) -> str:
-    done = templated(settings, name=name, apis=apis)
-    assert done.returncode != 0, done.stdout
-    return done.stderr
-
-
-def unlike(one: Objects, other: Objects) -> Mapping[Identity, tuple[Json | None, Json | None]]:
-    return {each: (one.get(each), other.get(each)) for each in {*one, *other} if one.get(each) != other.get(each)}
 
 
 @pytest.mark.parametrize("components", combinations(), ids=lambda each: "+".join(each) or "base")
@@ -157,6 +129,9 @@ def test_every_component_has_a_value() -> None:
     a_namespace_of_kubernetes=(("namespaces.system=kube-system",), "kube-system"),
     an_impossible_name=(("namespaces.system=Gpu_1",), "namespaces/system"),
     an_impossible_address=(("prometheus.runbookBase=docs page#top",), "prometheus/runbookBase"),
+    a_tag_and_a_digest=(("image.tag=1.2.3", f"image.digest={DIGEST}"), "image.tag and image.digest exclude each other"),
+    an_impossible_digest=(("image.digest=1.2.3",), "image/digest"),
+    an_impossible_priority=(("pods.priorityClassName=High!",), "pods/priorityClassName"),
     an_unknown_value=(("hami.enbaled=true",), "enbaled"),
     an_unknown_section=(("cert-manager.enabled=true",), "cert-manager"),
     a_wrong_type=(("webhook.replicas=many",), "webhook/replicas"),
@@ -228,18 +203,61 @@ def test_the_values_of_images_reach_every_container() -> None:
         assert {each["imagePullPolicy"] for each in ours} <= {"Always"}
 
 
-def test_the_values_of_a_deployment_reach_it(tmp_path: Path) -> None:
+def test_a_digest_replaces_the_tag_of_every_container() -> None:
+    found = whole_chart(f"image.digest={DIGEST}", "image.repository=registry.example/vcuda")
+    assert set(images([*found.values()]).values()) == {f"registry.example/vcuda@{DIGEST}"}
+
+
+def chart_of(values: Mapping[str, object], directory: Path) -> list[Json]:
+    file = directory / "values.yaml"
+    file.write_text(json.dumps(values))
+    done = helm("template", "vcuda-quota", CHART, "--namespace=kube-system", "--values", file)
+    assert done.returncode == 0, done.stderr
+    return [*objects(done.stdout).values()]
+
+
+PLACED = {
+    "nodeSelector": {"role": "system"},
+    "tolerations": [{"key": "system", "operator": "Exists"}],
+    "affinity": {"podAffinity": {}},
+    "priorityClassName": "ours",
+}
+"""Settings of pods that a person may want for every workload."""
+AGENTS = ("hami", "gpuManager", "vgpuManager")
+
+
+@pytest.mark.parametrize("of_agents", [False, True], ids=["pods", "node agents"])
+def test_the_settings_of_pods_reach_every_workload_and_every_job(tmp_path: Path, *, of_agents: bool) -> None:
+    given = {**PLACED, "podAnnotations": {"team": "platform"}}
+    values: Mapping[str, object] = {
+        "pods": {} if of_agents else given,
+        "nodeAgent": {**dict.fromkeys(AGENTS, True), **(given if of_agents else {})},
+        "scheduler": {"enabled": True},
+        "clientCertificates": {"enabled": True},
+    }
+    workloads = [each for each in chart_of(values, tmp_path) if each["kind"] in WORKLOADS]
+    assert {each["kind"] for each in workloads} == {*WORKLOADS}
+    assert "vcuda-uninstall" in {each["metadata"]["name"] for each in workloads}
+    for workload in workloads:
+        expected = PLACED if (workload["kind"] == "DaemonSet") == of_agents else {}
+        spec, metadata = pod_spec(workload), pod_template(workload)["metadata"]
+        assert {key: spec.get(key) for key in PLACED if spec.get(key) == PLACED[key]} == {
+            key: value for key, value in expected.items() if key != "nodeSelector" or not of_agents
+        }
+        assert metadata.get("annotations") == ({"team": "platform"} if expected else None)
+        if expected and of_agents:  # the vendor's own label stays
+            assert PLACED["nodeSelector"].items() < spec["nodeSelector"].items()  # type: ignore[attr-defined]
+
+
+def test_the_values_of_a_deployment_reach_it_and_replace_those_of_all_pods(tmp_path: Path) -> None:
     own = {
         "replicas": 5,
         "resources": {"limits": {"memory": "2Gi"}},
         "extraArgs": ["--log-level=debug"],
-        "nodeSelector": {"role": "system"},
-        "tolerations": [{"operator": "Exists"}],
+        **PLACED,
     }
-    (tmp_path / "values.yaml").write_text(json.dumps({"webhook": own, "controller": own}))
-    done = helm("template", "vcuda-quota", CHART, "--namespace=kube-system", "--values", tmp_path / "values.yaml")
-    assert done.returncode == 0, done.stderr
-    found = [*objects(done.stdout).values()]
+    others = {"tolerations": [{"operator": "Exists"}], "priorityClassName": "others"}
+    found = chart_of({"webhook": own, "controller": own, "pods": others}, tmp_path)
     for name in ("vcuda-webhook", "vcuda-controller"):
         deployment = one(found, "Deployment", name)
         spec = pod_spec(deployment)
@@ -247,7 +265,7 @@ def test_the_values_of_a_deployment_reach_it(tmp_path: Path) -> None:
         assert deployment["spec"]["replicas"] == 5
         assert container["resources"]["limits"] == {"memory": "2Gi"}
         assert container["args"][-1] == "--log-level=debug"
-        assert (spec["nodeSelector"], spec["tolerations"]) == ({"role": "system"}, [{"operator": "Exists"}])
+        assert {key: spec[key] for key in PLACED} == PLACED
 
 
 def test_the_page_that_alerts_lead_to_can_be_named() -> None:
@@ -255,6 +273,13 @@ def test_the_page_that_alerts_lead_to_can_be_named() -> None:
     found = charted("prometheus.enabled=true", f"prometheus.runbookBase={page}")
     [group] = one([*found.values()], "PrometheusRule", "vcuda-quota")["spec"]["groups"]
     assert {rule["annotations"]["runbook_url"].partition("#")[0] for rule in group["rules"]} == {page}
+
+
+def test_the_label_that_prometheus_selects_reaches_every_monitor_and_rule() -> None:
+    found = charted("prometheus.enabled=true", "nodeAgent.hami=true", "prometheus.labels.release=kube-prometheus-stack")
+    monitoring = [each for each in found.values() if each["apiVersion"] == "monitoring.coreos.com/v1"]
+    assert {each["kind"] for each in monitoring} == {"ServiceMonitor", "PrometheusRule"}
+    assert {each["metadata"]["labels"].get("release") for each in monitoring} == {"kube-prometheus-stack"}
 
 
 def test_the_namespace_of_prometheus_can_be_named() -> None:
@@ -302,72 +327,3 @@ def test_the_values_of_the_page_reach_its_objects() -> None:
     [container] = pod_spec(one(found, "Deployment", "vcuda-controller"))["containers"]
     links = ["--ui-docs-url=https://docs.example.com/gpu?a=b", "--ui-grafana-url=https://grafana.example.com"]
     assert container["args"][-2:] == links
-
-
-OTHER_NAMES = Names("gpu-parts", "gpu-books", "gpu-agents", "gpu-limits", "cards")
-"""Names of namespaces and of the quota ConfigMap that differ from the names in the manifests."""
-NAMED = (
-    f"namespaces.system={OTHER_NAMES.system}",
-    f"namespaces.ledgers={OTHER_NAMES.ledgers}",
-    f"namespaces.nodeAgent={OTHER_NAMES.node_agent}",
-    f"quota.namespace={OTHER_NAMES.quota_namespace}",
-    f"quota.name={OTHER_NAMES.quota}",
-)
-OF_OTHERS = re.compile(
-    r"^vcuda-quota:|^vcuda-quota(-apiserver| CA)$|=vcuda-quota-apiserver$|\"uid\": \"vcuda-quota\""
-    r"|^vcuda-quota(-dashboard|-viewer|-node-critical-pods|-critical-pods)$|\.name\('vcuda-quota'\)"
-    r"|the controller of vcuda-quota: |ValidatingWebhookConfiguration vcuda-quota;|kubectl gpuquota"
-)
-"""Texts that contain ``vcuda-quota`` but name no namespace. They are the same in every installation."""
-NAME_KEYS = {"name", "resourceNames", "app.kubernetes.io/part-of"}
-"""Keys of mappings under which the text ``vcuda-quota`` names an object that is not a namespace."""
-
-
-def texts(value: Json | list[Json] | str, key: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        for name, each in value.items():
-            yield from texts(each, name)
-    elif isinstance(value, list):
-        for each in value:
-            yield from texts(each, key)
-    elif isinstance(value, str):
-        yield key, value
-
-
-def old_names(found: Sequence[Json]) -> list[tuple[str, str]]:
-    others = [each for manifest in found if manifest["kind"] != "Namespace" for each in texts(manifest)]
-    named = [
-        (key, text) for key, text in others if not (key in NAME_KEYS and text in ("vcuda-quota", "00-vcuda-quota"))
-    ]
-    spaces = [("Namespace", each["metadata"]["name"]) for each in found if each["kind"] == "Namespace"]
-    return [
-        (key, text) for key, text in (*named, *spaces) if re.search("vcuda-quota|gpuquota", OF_OTHERS.sub("", text))
-    ]
-
-
-@pytest.mark.parametrize("excluded", ["hami", "scheduler"])
-def test_no_manifest_has_an_old_namespace_if_others_are_named(excluded: str, tmp_path: Path) -> None:
-    fork = "node-agent-nvidia-vcuda"
-    components = [name for name in COMPONENTS if name not in (excluded, fork)]
-    install_yaml.write("vcuda-quota:0.1.0", tuple(components), tmp_path / "install.yaml", names=OTHER_NAMES)
-    chart = whole_chart(*NAMED, KUSTOMIZED_SCHEDULER, *map(setting_of, components))
-    for found in (chart, objects((tmp_path / "install.yaml").read_text())):
-        assert old_names([*found.values()]) == []
-    assert old_names([*render(*components).values()])
-
-
-def test_one_file_has_the_same_objects_as_the_chart_if_namespaces_are_named(tmp_path: Path) -> None:
-    file = tmp_path / "install.yaml"
-    install_yaml.write("vcuda-quota:0.1.0", ("prometheus",), file, names=OTHER_NAMES)
-    assert unlike(objects(file.read_text()), charted(*NAMED, "prometheus.enabled=true")) == {}
-
-
-def test_one_file_has_the_same_objects_with_the_image_that_was_named(tmp_path: Path) -> None:
-    image, file = "registry.example/vcuda-quota:1.2.3", tmp_path / "install.yaml"
-    arguments = [f"--image={image}", "--component=hami", "--component=prometheus", f"--output={file}"]
-    assert CliRunner().invoke(install_yaml.main, arguments).exit_code == 0
-    written = objects(file.read_text())
-    assert set(images([*written.values()]).values()) == {image}
-    plain = objects(file.read_text().replace(image, "vcuda-quota:0.1.0"))
-    assert unlike(plain, render("hami", "prometheus")) == {}
-    assert next(iter(written)).kind == "Namespace"

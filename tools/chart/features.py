@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,26 @@ COMPONENTS: Mapping[str, str] = {
     "page": ".Values.page.enabled",
 }
 """The chart's value that enables each kustomize component, in the syntax of a Helm template."""
+
+
+EXCLUSIVE: Mapping[frozenset[str], str] = {
+    frozenset({"node-agent-gpu-manager", "node-agent-nvidia-vcuda"}): "both vendors use directory /etc/gpu-manager/vm",
+    frozenset({"hami", "scheduler"}): "a pod has one scheduler",
+}
+"""Components that exclude each other, with the reason. The chart's template ``contradictions.yaml`` has the same."""
+NEEDED: Mapping[str, str] = {"require-client-certificate": "client-certificates"}
+"""The components that need another component, which makes objects that they use."""
+
+
+def fault_of(components: Collection[str]) -> str:
+    """Return why these components cannot be combined, or an empty text."""
+    for both, reason in EXCLUSIVE.items():
+        if both <= set(components):
+            return f"the components {' and '.join(sorted(both))} exclude each other: {reason}"
+    for name, other in NEEDED.items():
+        if name in components and other not in components:
+            return f"the component {name} needs the component {other}"
+    return ""
 
 
 class Identity(NamedTuple):

@@ -1,5 +1,7 @@
 """The fields of the manifests that the Helm chart fills from its values."""
 
+import functools
+import json
 from collections.abc import Iterator
 
 from tools.chart.features import Identity, Json
@@ -13,18 +15,11 @@ _IMAGE = (
     "{{- end }}",
 )
 _SCHEDULER = 'KEY: {{ include "vcuda-quota.scheduler-image" . | quote }}'
-_PULL_SECRETS = (
-    "KEY:",
-    "{{- with .Values.image.pullSecrets }}",
-    "imagePullSecrets: {{- toYaml . | nindent %d }}",
-    "{{- end }}",
-)
 _PROXY_LABELS = ('KEY: {{- include "vcuda-quota.proxy-labels" . | nindent 10 }}',)
 _LINKS = {"docs": "docsUrl", "grafana": "grafanaUrl"}
 """The controller's flags ``--ui-…-url`` for links on the usage page, each with the chart's value that sets the flag."""
 _EXTRA_ARGS = ("{{- range .Values.%s.extraArgs }}", "- {{ . | quote }}", "{{- end }}")
-_PLACEMENT = {"nodeSelector": "priorityClassName", "tolerations": "enableServiceLinks"}
-"""The optional keys of a pod spec from the chart's values. Each is paired with the key after which it is written."""
+_PLACEMENT = ("nodeSelector", "tolerations", "affinity")
 _MONITORING = ("KEY: {{ .Values.prometheus.namespace }}",)
 _PEER = ("spec", "ingress", "*", "from", "*")
 _FROM = (*_PEER, "namespaceSelector", "matchLabels", "kubernetes.io/metadata.name")
@@ -49,6 +44,8 @@ def values_of(found: Identity, manifest: Json) -> Iterator[Value]:
         yield from _of_pods(here, manifest)
     if section := OWN.get(found.name) if found.kind == "Deployment" else None:
         yield from _of_section(here, section)
+    if found.api.startswith("monitoring.coreos.com/"):
+        yield Value(*here, ("metadata", "labels"), _with(".Values.prometheus.labels", "", 4), replaces=False)
     if found.kind == "ConfigMap" and found.namespace == "monitoring":
         yield Value(*here, ("metadata", "namespace"), _MONITORING)
     if found.kind == "NetworkPolicy" and found.name.endswith("-metrics"):
@@ -71,15 +68,37 @@ def _of_pods(here: tuple[str, str], manifest: Json) -> Iterator[Value]:
     spec = manifest
     for key in path:
         spec = spec[key]
-    indent = 2 * len(path)
-    yield Value(
-        *(*here, (*path, "serviceAccountName")),
-        tuple(line.replace("%d", str(indent + 2)) for line in _PULL_SECRETS[1:]),
-        replaces=False,
-    )
+    indent, agent = 2 * len(path) + 2, here[0] == "DaemonSet"
+    source = functools.partial(_source, "nodeAgent" if agent else OWN.get(here[1], "pods"))
+    placed = [*_with(".Values.image.pullSecrets", "imagePullSecrets: ", indent)]
+    for key in _PLACEMENT[2:] if agent else _PLACEMENT:
+        placed += _with(source(key), f"{key}: ", indent)
+    yield Value(*here, (*path, "serviceAccountName"), tuple(placed), replaces=False)
+    yield Value(*here, (*path, "priorityClassName"), (f"KEY: {{{{ {source('priorityClassName')} }}}}",))
+    annotations = _with(source("podAnnotations"), "annotations: ", indent)
+    yield Value(*here, (*path[:-1], "metadata", "labels"), annotations, replaces=False)
+    if agent:
+        vendors = " ".join(json.dumps(text) for pair in spec["nodeSelector"].items() for text in pair)
+        merged = f"merge (deepCopy {source('nodeSelector')}) (dict {vendors})"
+        yield Value(*here, (*path, "nodeSelector"), (f"KEY: {{{{- toYaml ({merged}) | nindent {indent} }}}}",))
+        yield Value(
+            *here, (*path, "tolerations"), (f"KEY: {{{{- toYaml {source('tolerations')} | nindent {indent} }}}}",)
+        )
     for container in spec["containers"]:
         lines = (_SCHEDULER,) if "kube-scheduler" in container["image"] else _IMAGE
         yield Value(*here, (*path, "containers", container["name"], "image"), lines)
+
+
+def _source(section: str, key: str) -> str:
+    """Return the template's expression for a setting of pods. The section ``pods`` has defaults for our Deployments."""
+    own = f".Values.{section}.{key}"
+    return own if section in ("pods", "nodeAgent") else f"{own} | default .Values.pods.{key}"
+
+
+def _with(source: str, begin: str, indent: int) -> tuple[str, ...]:
+    """Return template lines that write a list or mapping of the chart's values, if it is not empty."""
+    value = f"{{{{- toYaml . | nindent {indent} }}}}"
+    return f"{{{{- with {source} }}}}", f"{begin}{value}", "{{- end }}"
 
 
 def _of_section(here: tuple[str, str], section: str) -> Iterator[Value]:
@@ -89,13 +108,6 @@ def _of_section(here: tuple[str, str], section: str) -> Iterator[Value]:
     yield Value(*here, (*container, "resources"), (_RESOURCES % (section, 2 * len(container) + 2),))
     extra = (line.replace("%s", section) for line in _EXTRA_ARGS)
     yield Value(*here, (*container, "args", "-"), (*(_links() if section == "controller" else ()), *extra))
-    for key, before in _PLACEMENT.items():
-        lines = (
-            f"{{{{- with .Values.{section}.{key} }}}}",
-            f"{key}: {{{{- toYaml . | nindent {2 * len(pod) + 2} }}}}",
-            "{{- end }}",
-        )
-        yield Value(*here, (*pod, before), lines, replaces=False)
 
 
 def _links() -> Iterator[str]:
