@@ -234,7 +234,7 @@ NO_EXCEPTED = "must be the name of a namespace, or the beginning of names with `
 MODES = "supported values: enforce, warn, audit"
 NO_LIMIT = "must have `cards`, `memory`, or both, for example {cards: 4, memory: 160Gi}"
 NAMESPACE_KEYS = (
-    "unknown key; supported keys: `quota`, `pool`, `mode`, `allow`, `order`, `prefer`, `one_model`, "
+    "unknown key; supported keys: `quota`, `pool`, `mode`, `allow`, `order`, `one_model`, "
     "`require_nodes`, `time_zone`, `grants`, `except`. GPU models must be listed in `quota`"
 )
 
