@@ -57,10 +57,11 @@ def test_a_removed_label_and_a_labelled_config_map_that_is_not_read_give_a_warni
     own.quota.limit(anybody={"quota": {"M40": 1}})
     unlabelled = cluster.rest.try_merge_patch(own.quota.path, {"metadata": {"labels": None}})
     assert (unlabelled.status, unlabelled.warnings[:1]) == (HTTPStatus.OK, (NOT_CHECKED,))
-    elsewhere = {**own.quota.manifest("{}"), "metadata": {"namespace": "default", "name": "gpuquota", "labels": CONFIG}}
-    created = cluster.try_create(elsewhere, dryRun="All")
+    metadata = {"namespace": own.quota.namespace, "name": "unread", "labels": CONFIG}
+    created = cluster.try_create({**own.quota.manifest("{}"), "metadata": metadata}, dryRun="All")
     assert created.status == HTTPStatus.CREATED
-    assert any("ConfigMap default/gpuquota has label quota.vcuda.io/config, but" in text for text in created.warnings)
+    [told] = created.warnings
+    assert f"ConfigMap {own.quota.namespace}/unread has label quota.vcuda.io/config, but" in told
 
 
 def test_a_deleted_quota_limits_no_namespace_and_a_new_one_counts_running_pods(

@@ -257,6 +257,7 @@ def test_a_policy_that_rejects_everything_is_disabled_and_an_apply_restores_it(a
     await_refusal(admin, card_pod("train", TEAM, cards=3), "limited: 2, can never fit")
 
 
+@pytest.mark.timeout(240)
 def test_an_expired_certificate_is_renewed_by_a_job_and_served(admin: Cluster, served: System) -> None:
     renew, client = commands("The certificate has expired")[:2]
     create, wait, restart, delete = renew.splitlines()
