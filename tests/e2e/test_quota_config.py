@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, await_ready, installed, registered, running
-from tests.e2e.quota_config import CONFIG, KEY, QuotaConfigMap
+from tests.e2e.quota_config import KEY, QuotaConfigMap
 from tests.integration.reviews import card_pod, gpu_pod, pinned
 from webhook.review.quota_edit import NOT_CHECKED
 
@@ -57,7 +57,7 @@ def test_a_removed_label_and_a_labelled_config_map_that_is_not_read_give_a_warni
     own.quota.limit(anybody={"quota": {"M40": 1}})
     unlabelled = cluster.rest.try_merge_patch(own.quota.path, {"metadata": {"labels": None}})
     assert (unlabelled.status, unlabelled.warnings[:1]) == (HTTPStatus.OK, (NOT_CHECKED,))
-    metadata = {"namespace": own.quota.namespace, "name": "unread", "labels": CONFIG}
+    metadata = {"namespace": own.quota.namespace, "name": "unread", "labels": dict(own.quota.labels)}
     created = cluster.try_create({**own.quota.manifest("{}"), "metadata": metadata}, dryRun="All")
     assert created.status == HTTPStatus.CREATED
     [told] = created.warnings
