@@ -53,7 +53,7 @@ def complete(*words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "suggested", "directive"),
     [
-        (("",), ["explain", "nodes", "refusals", "why"], ":4"),
+        (("",), ["doctor", "explain", "nodes", "refusals", "why"], ":4"),
         (("wh",), ["why"], ":4"),
         (("--o",), ["--output"], ":4"),
         (("-o", ""), ["table", "wide", "json", "yaml"], ":4"),
