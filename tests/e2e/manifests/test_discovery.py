@@ -156,7 +156,7 @@ def test_the_nodes_and_a_model_that_no_node_has_are_shown(admin: Cluster, contro
     assert told["why"] == "no node has GPU model A10O; did you mean A100?"
     eventually(lambda: "did you mean A100?" in gpuquota(admin, "-n", MISSPELT)[1])
     table, warnings = gpuquota(admin, "nodes")
-    rows = {line.split()[0]: line.split()[1:] for line in table.splitlines()}
+    rows = {line.split()[0]: line.split()[1:] for line in table.splitlines() if line}
     assert rows["d-a100"][:3] == ["A100", "1", "15360"]
     assert rows["d-t4"][:5] == [T4_PRODUCT, "2", "15360", "gpu-feature-discovery", GPU]
     assert "no node has GPU model A10O; did you mean A100?" in warnings
