@@ -235,7 +235,7 @@ def test_helm_takes_over_an_installation_with_kustomize_without_a_failed_create(
     """Every pod has the annotation that only /mutate sets. So no pod was admitted without the webhook."""
     [page] = commands("From kustomize to Helm")
     admin.create_node(NODE, {MODEL: "M40"})
-    with installed(admin, tmp_path / "system") as (system, _):
+    with installed(admin, tmp_path / "system") as (system, controller):
         (tmp_path / "release").mkdir()
         release = Release(admin, system.balancer, tmp_path / "release", name)
         bundles = bundles_of(admin)
@@ -250,6 +250,7 @@ def test_helm_takes_over_an_installation_with_kustomize_without_a_failed_create(
         run(release.system, upgrade.replace("NEW", "new,controller.replicas=3"))
         assert image_and_replicas(admin) == ("REGISTRY/vcuda-quota:new", 3)
         system.balancer.disconnect()
+        controller.terminate()
         uninstall(admin, release)
 
 
