@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_the_printed_commands_work_and_ctrl_c_leaves_nothing(scratch: Path, tmp_
         started = "kubectl -n your-team wait --for=jsonpath='{.status.readyReplicas}'=6 deployment/app --timeout=50s"
         assert "condition met" in type_in(started)
         [page] = [line.strip() for line in output.splitlines() if line.startswith("    http://")]
-        with urllib.request.urlopen(page) as answer:  # noqa: S310  # the URL is that of our own page
+        with urllib.request.urlopen(urllib.parse.urljoin(page, "usage.json")) as answer:  # noqa: S310  # our own page
             assert b"team-vision" in answer.read()
         assert not (tmp_path / ".kube").exists()
         assert len(processes_in(scratch)) >= 8  # the fixture checks later that all of these processes have ended
