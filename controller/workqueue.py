@@ -99,8 +99,8 @@ class WorkQueue:
         """Remove all keys, and ignore new keys until `release`, because another replica reconciles them now."""
         with self._changed:
             self._held = True
-            self._due_at.clear()
-            self._heap.clear()
+            for kept in (self._due_at, self._heap, self._unserved, self._retried):
+                kept.clear()
 
     @property
     def is_held(self) -> bool:

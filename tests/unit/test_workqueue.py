@@ -135,9 +135,13 @@ def test_the_queue_contains_names_that_wait_or_were_served_recently(queue: WorkQ
     assert not queue.is_active("a")
 
 
-def test_a_held_queue_keeps_no_key_until_it_is_released(queue: WorkQueue) -> None:
+def test_a_held_queue_keeps_no_key_until_it_is_released(queue: WorkQueue, clock: Clock) -> None:
+    queue.add("failing")
+    assert due_now(queue) == ["failing"]
+    clock.now += 60
     queue.add("before")
     queue.hold()
+    assert queue.lag() == 0.0, "another replica serves the keys now"
     for number in range(100):
         queue.add(f"key-{number}")
     queue.release()
