@@ -18,9 +18,8 @@ def main(context: click.Context) -> None:
     """Measure this system. The figures are for people, and no test checks them.
 
     Without a command, all measurements except scale, failover and large-pods run, in about half an hour. Each prints a
-    table.
-    `make bench` and `make scale` set KUBEBUILDER_ASSETS, the directory of etcd and kube-apiserver. The commands stale,
-    events, discover, sweep, mutate and large-pods need no etcd and no kube-apiserver.
+    table. `make bench` and `make scale` set KUBEBUILDER_ASSETS, the directory of etcd and kube-apiserver. The commands
+    stale, events, discover, sweep, mutate and large-pods need no etcd and no kube-apiserver.
     """
     if context.invoked_subcommand is None:
         for measurement in (stale, events, discover, sweep, mutate, extender):

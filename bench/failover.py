@@ -37,7 +37,7 @@ KILLED, STOPPED = "killed", "stopped"
 
 
 class Failover(msgspec.Struct, frozen=True):
-    """What clients saw after the leader had ended.
+    """The delays that clients saw after the end of the leader.
 
     ``pause``: the longest time between two creates that succeeded, in seconds.
     ``full``: the seconds until the whole limit of every namespace was in use again.

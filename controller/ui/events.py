@@ -120,7 +120,7 @@ class Reported(msgspec.Struct, frozen=True):
 
 
 class ReportedEvents:
-    """Lists the Events in a thread of its own while the page is requested. ``clock``: returns seconds."""
+    """Lists the Events in a thread while the page is requested. ``clock``: returns seconds."""
 
     def __init__(self, kube: Kube, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube = kube

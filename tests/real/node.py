@@ -187,7 +187,7 @@ def kubelet_settings(directory: Path, runtime: str, ports: Sequence[int]) -> Jso
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        # Nothing outside the network namespace reaches the kubelet.
+        # Only programs in the network namespace can reach the kubelet.
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
         "address": ADDRESS,

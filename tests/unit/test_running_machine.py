@@ -121,7 +121,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(looks=st.booleans(), standby=st.booleans())
     def settle(self, *, looks: bool, standby: bool) -> None:
-        """Let the leader, or the standby beside it, settle the ledger by the events that its watches have delivered."""
+        """Let the leader or the standby settle the ledger by the events that its watches have delivered."""
         (self.world.standby if standby else self.world.leader).settle(looks=looks)
 
     @rule()

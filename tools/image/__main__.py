@@ -94,7 +94,7 @@ def write_archive(image: str, archive: Path) -> None:
     help="The archive to write; by default build/image.tar.",
 )
 def main(base: str | None, image: str, output: Path) -> None:
-    """Build the image with buildah, and write it into an archive. Nothing is pulled unless --base names a registry."""
+    """Build the image with buildah, and write it into an archive. Without --base, no registry is read."""
     if os.getuid() != 0:
         raise click.ClickException("make image-tar must run as root. Other users run make image")
     try:

@@ -1,4 +1,4 @@
-"""Runs buildah with images and containers of its own, apart from those of the machine."""
+"""Runs buildah with images and containers that only this build uses."""
 
 import fcntl
 import os
