@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -46,19 +47,30 @@ def clinic(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def run_pods(admin: Cluster) -> None:
-    """Set the pods of both Deployments to ready, as a kubelet does. All pods have the address of this machine."""
+    """Set the pods of both Deployments to ready, as a kubelet does, until no pod of an older template is left.
+
+    All pods have the address of this machine.
+    """
+    for name in ("vcuda-webhook", "vcuda-controller"):
+        eventually(partial(is_rolled_out, admin, name), partial(pods_of, admin, name), timeout=60)
+
+
+def is_rolled_out(admin: Cluster, name: str) -> bool:
+    """Set the pods of the Deployment to ready, and return whether the controller manager has completed its rollout."""
     status = {"phase": "Running", "podIP": own_address(), "conditions": [{"type": "Ready", "status": "True"}]}
-    for name, replicas in (("vcuda-webhook", 3), ("vcuda-controller", 2)):
-
-        def are_made(found: list[Json], wanted: int = replicas) -> bool:
-            return len(living(found)) == wanted
-
-        found = admin.await_collection(PODS, are_made, labelSelector=f"app.kubernetes.io/name={name}")
-        for pod in living(found):
+    for pod in pods_of(admin, name):
+        if pod["status"]["phase"] != "Running":
             admin.set_pod_status(SYSTEM_NAMESPACE, pod["metadata"]["name"], status)
+    deployment = admin.rest.get(f"{DEPLOYMENTS}/{name}")
+    told, replicas = deployment["status"], deployment["spec"]["replicas"]
+    counts = [told.get(count) for count in ("replicas", "updatedReplicas", "readyReplicas")]
+    return told.get("observedGeneration") == deployment["metadata"]["generation"] and counts == [replicas] * 3
 
 
-def living(pods: list[Json]) -> list[Json]:
+def pods_of(admin: Cluster, deployment: str) -> list[Json]:
+    """Return the pods of the Deployment without those that are terminating."""
+    selector = f"app.kubernetes.io/name={deployment}"
+    pods = admin.rest.get(PODS, labelSelector=selector)["items"]
     return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
 
