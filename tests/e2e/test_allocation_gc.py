@@ -24,6 +24,8 @@ from vcuda.errors import Conflict
 from vcuda.kube import InvolvedObject, Kube
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, VGPU_MANAGER
 
+pytestmark = pytest.mark.one_version
+
 TIMEOUT = 5
 NODE, OTHER = "gc-node", "gc-other"
 LOCK = "hami.io/mutex.lock"
@@ -85,7 +87,6 @@ def littered(cluster: Cluster, collector: ControllerProcess) -> Iterator[tuple[s
 
 
 # This test is the first one, because the controller of the other tests would remove the allocation.
-@pytest.mark.one_version
 def test_a_dry_run_reports_and_writes_nothing(cluster: Cluster, installation: Installation, namespace: str) -> None:
     pod = Allocated("stale", GPU_MANAGER, "no-such-node")
     pod.create(cluster, namespace)

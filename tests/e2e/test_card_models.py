@@ -28,6 +28,8 @@ from tests.e2e.installation import Installation, controlling, installed, limited
 from tests.e2e.ledgers import await_committed
 from tests.processes import eventually
 
+pytestmark = pytest.mark.one_version
+
 SHARED = "NVIDIA-A100-SXM4-40GB-SHARED"
 ROWS = (
     "{A100-shared: {products: [NVIDIA-A100-*-SHARED], cards: %s}, A100: [NVIDIA-A100-*GB], H100: [NVIDIA-H100-*], "

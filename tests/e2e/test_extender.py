@@ -248,6 +248,7 @@ def binding_of(stored: Json, node: str) -> Json:
     return {"PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"], "Node": node}
 
 
+@pytest.mark.one_version
 @pytest.mark.usefixtures("serving")
 def test_a_pod_is_bound_only_to_the_node_where_it_was_placed_last(
     cluster: Cluster, site: Site, gpu_nodes: list[str], namespace: str
@@ -266,6 +267,7 @@ def test_a_pod_is_bound_only_to_the_node_where_it_was_placed_last(
     assert cluster.events(namespace) == []
 
 
+@pytest.mark.one_version
 def test_a_binding_is_for_one_version_of_one_pod_and_brings_its_annotations_with_it(
     cluster: Cluster, namespace: str
 ) -> None:
@@ -339,6 +341,7 @@ def extender_account(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
     cluster.kubectl("delete", "-f", str(COMPONENT / "rbac.yaml"))
 
 
+@pytest.mark.one_version
 @pytest.mark.usefixtures("extended")
 def test_the_rights_of_the_manifests_suffice_to_place_pods_and_serve(
     cluster: Cluster, installation: Installation, site: Site, extender_account: Cluster, create_node: Callable[..., str]
@@ -380,6 +383,7 @@ def extended_by_nodes(control_plane: ControlPlane, site: Site, tmp_path: Path) -
         yield scheduler
 
 
+@pytest.mark.one_version
 @pytest.mark.usefixtures("extended_by_nodes", "serving")
 def test_pods_are_placed_if_the_scheduler_sends_whole_nodes(
     cluster: Cluster, gpu_nodes: list[str], namespace: str

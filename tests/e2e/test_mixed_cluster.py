@@ -44,7 +44,7 @@ scheduler has marked the nodes ``left`` and ``marked`` as not answering. On ``ma
 OFFERED = {"left": "1", "marked": "10"}
 """The number of nvidia.com/gpu that a node offers, if it is not 8."""
 
-pytestmark = pytest.mark.usefixtures("scheduler")
+pytestmark = [pytest.mark.usefixtures("scheduler"), pytest.mark.one_version]
 
 
 def is_registered(annotations: Json) -> bool:

@@ -11,6 +11,8 @@ from tests.integration.reviews import gpu_pod
 from tests.processes import eventually
 from tools.control_plane import ControlPlane
 
+pytestmark = pytest.mark.one_version
+
 Team = Callable[[Json], str]
 WISH = "quota.vcuda.io/models"
 

@@ -219,6 +219,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.one_version
 @pytest.mark.parametrize(("manifest", "told", "allowance"), REFUSED.values(), ids=REFUSED)
 def test_unknown_resources_and_extra_access_are_rejected_unless_allowed(
     own: Installation, join: Callable[..., tuple[str, Cluster]], manifest: Json, told: str, allowance: str
@@ -246,6 +247,7 @@ ADMITTED = {
 }
 
 
+@pytest.mark.one_version
 @pytest.mark.parametrize("manifest", ADMITTED.values(), ids=ADMITTED)
 def test_a_field_that_gives_no_more_than_is_charged_is_admitted(
     join: Callable[..., tuple[str, Cluster]], manifest: Json
@@ -266,6 +268,7 @@ def test_a_pod_with_a_claim_is_rejected_if_claims_are_not_counted(
     assert own.charged(namespace) == {}
 
 
+@pytest.mark.one_version
 def test_an_edit_of_the_units_takes_effect_and_stored_pods_are_counted_again(
     own: Installation, cluster: Cluster, join: Callable[..., tuple[str, Cluster]]
 ) -> None:
@@ -289,6 +292,7 @@ def charged_to(ledger: Json) -> int:
     return committed
 
 
+@pytest.mark.one_version
 def test_a_malformed_unit_is_refused_when_it_is_edited(own: Installation) -> None:
     manifest = own.quota.manifest("{}")
     manifest["data"] |= {"gpu_units": "{amd.com/gpu: {cards: 0.1234567}, nvidia.com/gpu: {}}", KEY: "{}"}

@@ -27,6 +27,8 @@ from tests.processes import SCRIPTS, ControllerProcess, eventually
 from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
 from vcuda.quota.terms import USAGE_LABELS
 
+pytestmark = pytest.mark.one_version
+
 SHARE = {"nvidia.com/vcuda-core": "50", "nvidia.com/vcuda-memory": "2048"}
 NO_NODE_HAS_A_MODEL = "no node has a GPU model, so pods that request GPUs stay pending"
 """A warning of the usage report. It may occur in these tests, because most of them create no node."""
@@ -174,7 +176,6 @@ def test_no_tenant_can_write_a_report_and_the_controller_restores_it(
     assert account.try_create(report_of(guarded, forged), dryRun="All").status == HTTPStatus.CREATED
 
 
-@pytest.mark.one_version
 def test_a_real_kubectl_runs_the_plugin(cluster: Cluster, team: str, tmp_path: Path) -> None:
     """The plugin calls the kubectl that found it on PATH."""
     await_published(cluster, team)

@@ -107,6 +107,7 @@ def run_hook(admin: Cluster, system: System, namespace: str) -> None:
     assert system.cluster.finish_pod(namespace, pod["metadata"]["name"])
 
 
+@pytest.mark.one_version
 def test_a_release_whose_namespaces_and_quota_are_named_differently_limits_pods_and_leaves_nothing(
     admin: Cluster, tmp_path: Path
 ) -> None:
@@ -136,6 +137,7 @@ def test_a_release_whose_namespaces_and_quota_are_named_differently_limits_pods_
         uninstall(admin, release, own)
 
 
+@pytest.mark.one_version
 def test_a_namespace_of_somebody_else_is_not_taken_over(admin: Cluster, tmp_path: Path) -> None:
     admin.create_namespace("gpu-parts", {"team": "a"})
     with balancing() as balancer:
@@ -145,6 +147,7 @@ def test_a_namespace_of_somebody_else_is_not_taken_over(admin: Cluster, tmp_path
     assert admin.rest.send("GET", "/api/v1/namespaces/vcuda-quota-ledgers").status == HTTPStatus.NOT_FOUND
 
 
+@pytest.mark.one_version
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -167,6 +170,7 @@ def test_a_missing_namespace_is_reported_before_anything_is_applied(
     assert admin.rest.send("GET", f"/api/v1/namespaces/{SYSTEM_NAMESPACE}").status == HTTPStatus.NOT_FOUND
 
 
+@pytest.mark.one_version
 def test_an_upgrade_changes_the_images_and_runs_a_new_first_job(admin: Cluster, tmp_path: Path) -> None:
     with balancing() as balancer:
         release = Release(admin, balancer, tmp_path, "helm")
@@ -182,6 +186,7 @@ def test_an_upgrade_changes_the_images_and_runs_a_new_first_job(admin: Cluster, 
 EXAMPLE_QUOTA = "kubectl apply -f manifests/examples/gpuquota.yaml"
 
 
+@pytest.mark.one_version
 def test_only_the_notes_of_an_installation_without_a_quota_name_the_example_quota(
     admin: Cluster, tmp_path: Path
 ) -> None:
@@ -202,6 +207,7 @@ AGAIN = (
 )
 
 
+@pytest.mark.one_version
 @VERSIONS
 def test_a_release_that_kubectl_has_overwritten_is_restored_by_the_documented_command(
     admin: Cluster, tmp_path: Path, name: str
@@ -254,6 +260,7 @@ def test_helm_takes_over_an_installation_with_kustomize_without_a_failed_create(
         uninstall(admin, release)
 
 
+@pytest.mark.one_version
 @VERSIONS
 def test_the_webhooks_of_a_chart_that_contained_them_are_registered_again_by_the_job_of_the_upgrade(
     admin: Cluster, tmp_path: Path, name: str

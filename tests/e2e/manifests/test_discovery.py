@@ -25,6 +25,8 @@ from tests.processes import ControllerProcess, eventually
 from tools.control_plane import ControlPlane
 from vcuda.discovery.sources import DISCOVERED
 
+pytestmark = pytest.mark.one_version
+
 BY_PRODUCT, BY_ROW, MISSPELT = TEAMS = "team-product", "team-row", "team-misspelt"
 T4_PRODUCT = "NVIDIA-Tesla-T4"
 GPU = "nvidia.com/gpu"

@@ -20,7 +20,7 @@ from tests.e2e.stage import own_address
 from tests.gpuquota import run
 from tests.processes import ControllerProcess, eventually
 
-pytestmark = [pytest.mark.usefixtures("plane"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("plane"), pytest.mark.timeout(300), pytest.mark.one_version]
 
 PODS = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments"

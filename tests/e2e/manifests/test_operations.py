@@ -17,6 +17,7 @@ JOBS = f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/jobs"
 FIRST_JOBS = ("vcuda-certs-first", "vcuda-extender-certs-first", "vcuda-scheduler-certs-first")
 
 
+@pytest.mark.one_version
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("plane")
 def test_deleted_ledgers_are_rebuilt_from_the_pods_and_enforce_the_quota(admin: Cluster, tmp_path: Path) -> None:
@@ -37,6 +38,7 @@ def test_deleted_ledgers_are_rebuilt_from_the_pods_and_enforce_the_quota(admin: 
         assert "M40 in namespace team-a, requested: 2 cards, used: 2 (0 pending), limited: 2" in refused.message
 
 
+@pytest.mark.one_version
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("plane")
 def test_an_upgrade_and_a_rollback_work_while_the_first_jobs_wait_for_their_image(

@@ -97,6 +97,7 @@ def test_an_apply_keeps_the_registered_webhooks_and_a_replace_removes_them_until
         }
 
 
+@pytest.mark.one_version
 @pytest.mark.parametrize("prepared", [True, False])
 def test_webhooks_of_older_manifests_stay_registered_if_the_record_of_the_last_apply_is_removed(
     admin: Cluster, tmp_path: Path, *, prepared: bool
@@ -134,6 +135,7 @@ EDITS: dict[str, Callable[[list[Json]], list[Json]]] = {
 }
 
 
+@pytest.mark.one_version
 def test_edited_webhooks_are_reported_and_repaired_by_the_next_run(admin: Cluster, directory: Path) -> None:
     with applied(admin, directory) as system, system.serving(1):
         good = hooks(admin, VALIDATING)
@@ -185,6 +187,7 @@ OFTEN = (
 """A controller that checks the registration twice a second instead of once a minute."""
 
 
+@pytest.mark.one_version
 def test_everything_that_is_deleted_or_weakened_of_the_registration_is_reported_until_it_is_restored(
     admin: Cluster, tmp_path: Path
 ) -> None:
@@ -281,6 +284,7 @@ def test_a_declaration_that_the_api_server_would_reject_is_named_and_changes_not
             assert hooks(admin, VALIDATING) == good
 
 
+@pytest.mark.one_version
 def test_with_cert_manager_the_webhooks_are_registered_with_its_ca_and_nothing_is_issued(
     admin: Cluster, directory: Path
 ) -> None:

@@ -24,7 +24,7 @@ from tools.control_plane import ControlPlane
 from tools.ports import free_ports
 
 # The tests need a long timeout, because the fixture of the first test runs the whole system several times.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(360), pytest.mark.one_version]
 
 WITH_AGENT = MANIFESTS / "overlays" / "gpu-manager"
 COMPONENTS = ("scheduler", "enforce-audit")
