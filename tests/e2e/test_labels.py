@@ -31,7 +31,7 @@ from tests.processes import eventually
 
 CARD: Json = {"quota": {"M40": 1}}
 SYSTEM = {"kube-system", "kube-public", "kube-node-lease", SYSTEM_NAMESPACE, LEDGER_NAMESPACE}
-MANY, CALLERS = 1000, 16
+MANY, CALLERS = 250, 16
 NAMESPACES = "/api/v1/namespaces"
 
 
@@ -65,7 +65,7 @@ def await_exempt(cluster: Cluster, limited: set[str]) -> None:
 def test_no_pod_of_a_new_namespace_is_stored_without_a_charge(
     cluster: Cluster, installation: Installation, led: bool
 ) -> None:
-    """A thousand namespaces are used as soon as they are created. The entry for "*" allows each of them one card."""
+    """Hundreds of namespaces are used as soon as they are created. The entry for "*" allows each of them one card."""
     own = f"star-{secrets.token_hex(4)}"
 
     def use(number: int) -> tuple[int, bool, dict[str, int]]:
