@@ -44,14 +44,14 @@ class Arranged(NamedTuple):
     """An arrangement (a way to admit pods) whose processes run and whose webhooks are registered.
 
     ``processes``: for each program, the ids of the processes whose CPU time is measured.
-    ``settles``: True if a controller runs, which counts the stored pods into the ledgers.
+    ``recounts``: True if a controller runs, which counts the stored pods into the ledgers.
     ``claims``: True if ResourceClaims are created instead of pods.
     ``most``: the maximum number of stored pods per namespace, after which each new pod replaces the oldest pod. None if
     no pod is deleted.
     """
 
     processes: Mapping[str, Sequence[int]]
-    settles: bool
+    recounts: bool
     claims: bool = False
     most: int | None = None
 

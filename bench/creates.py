@@ -68,7 +68,7 @@ def main(
 
     CPU ms/pod is the CPU time of API server, etcd, webhooks and controller for each stored pod, until the controller
     has counted it. The client is not included. Each round measures the cases in a new random order. The figures are
-    medians of the rounds, except refused, which is the sum. All nine rounds take about 20 minutes on two CPUs.
+    medians of the rounds, except rejected, which is the sum. All nine rounds take about 20 minutes on two CPUs.
     Progress goes to standard error.
 
     \b

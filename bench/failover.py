@@ -31,7 +31,7 @@ CARDS, PODS = 4, 40
 CLIENTS = 16
 CHURN_SECONDS = 5.0
 """Seconds for which pods are created and deleted at the limit, before the leader ends, and afterwards."""
-LONGEST_SECONDS = 180.0
+MAX_SECONDS = 180.0
 PAUSE_SECONDS = 0.05
 KILLED, STOPPED = "killed", "stopped"
 
@@ -184,7 +184,7 @@ def measure(churn: Churn, controllers: Round, seconds: float) -> Failover:
     ended = time.monotonic()
     time.sleep(seconds)
     churn.deletes.clear()
-    eventually(lambda: churn.is_full, lambda: "the limit is not in use", LONGEST_SECONDS)
+    eventually(lambda: churn.is_full, lambda: "the limit is not in use", MAX_SECONDS)
     full = time.monotonic() - ended
     controllers.standby.await_synced()
     return Failover(longest_pause(churn.created, ended), full)

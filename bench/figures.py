@@ -28,7 +28,7 @@ class Figures(msgspec.Struct, frozen=True):
     ``cpu_ms_per_pod``: CPU milliseconds per stored pod, of all `PROCESSES` together.
     ``pods_per_second``: stored pods per second.
     ``p50_ms``, ``p99_ms``: percentiles of the latency of a create in milliseconds.
-    ``refused``: number of rejected creates.
+    ``rejected``: number of rejected creates.
     ``by_process``: CPU milliseconds per stored pod, for each of `PROCESSES`.
     ``releasing``: number of rejected creates whose answer says that quota is being released.
     """
@@ -37,7 +37,7 @@ class Figures(msgspec.Struct, frozen=True):
     pods_per_second: float
     p50_ms: float
     p99_ms: float
-    refused: int
+    rejected: int
     by_process: Mapping[str, float]
     releasing: int = 0
 
@@ -53,7 +53,7 @@ def figures_of(result: load.Result, cpu_seconds: Mapping[str, float]) -> Figures
     """
     by_process = {name: cpu_seconds.get(name, 0.0) * 1000 / result.wanted for name in PROCESSES}
     cpu_ms = sum(by_process.values())
-    return Figures(cpu_ms, result.rate, result.p50, result.p99, result.refused, by_process, result.releasing)
+    return Figures(cpu_ms, result.rate, result.p50, result.p99, result.rejected, by_process, result.releasing)
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
@@ -70,7 +70,7 @@ def medians(rounds: Sequence[Figures]) -> Figures:
         median(one.pods_per_second for one in rounds),
         median(one.p50_ms for one in rounds),
         median(one.p99_ms for one in rounds),
-        sum(one.refused for one in rounds),
+        sum(one.rejected for one in rounds),
         {name: median(one.by_process[name] for one in rounds) for name in PROCESSES},
         sum(one.releasing for one in rounds),
     )
@@ -93,7 +93,7 @@ def as_table(results: Results) -> str:
         "pods/s",
         "p50 ms",
         "p99 ms",
-        "refused",
+        "rejected",
         "releasing",
     )
     return "\n".join(aligned([heading, *(_line(case, medians(rounds)) for case, rounds in results.items())]))
@@ -101,6 +101,6 @@ def as_table(results: Results) -> str:
 
 def _line(case: Case, median: Figures) -> tuple[str, ...]:
     by_process = (f"{median.by_process[name]:.2f}" if median.by_process[name] else "-" for name in PROCESSES)
-    times = (f"{median.p50_ms:.1f}", f"{median.p99_ms:.1f}", str(median.refused), str(median.releasing))
+    times = (f"{median.p50_ms:.1f}", f"{median.p99_ms:.1f}", str(median.rejected), str(median.releasing))
     cost = (f"{median.cpu_ms_per_pod:.2f}", *by_process, f"{median.pods_per_second:.0f}")
     return (case.arrangement, str(case.namespaces), *cost, *times)

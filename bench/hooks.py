@@ -73,13 +73,13 @@ def policies_in_effect(cluster: Cluster, namespace: str) -> Iterator[None]:
         cluster.create(manifest)
     # The API server reads the policies in the order in which they were created. So when the last policy rejects the
     # probe, all policies are in effect.
-    eventually(lambda: PROBED in _refusal(cluster, namespace))
+    eventually(lambda: PROBED in _rejection(cluster, namespace))
     yield
     for manifest in stored:
         cluster.delete(f"{cluster.path_of(manifest)}/{manifest['metadata']['name']}")
-    eventually(lambda: not _refusal(cluster, namespace))
+    eventually(lambda: not _rejection(cluster, namespace))
 
 
-def _refusal(cluster: Cluster, namespace: str) -> str:
+def _rejection(cluster: Cluster, namespace: str) -> str:
     metadata = {"namespace": namespace, "name": PROBE}
     return cluster.try_create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}, dryRun="All").message

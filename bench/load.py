@@ -29,8 +29,8 @@ class Result(NamedTuple):
     ``rate``: the answers per second with the wanted status.
     ``p50``, ``p99``: percentiles of the latency of these answers, in milliseconds.
     ``wanted``: the number of answers with the wanted status.
-    ``refused``: the number of answers with another status.
-    ``releasing``: the number of answers, which ``refused`` includes, that say that quota is being released.
+    ``rejected``: the number of answers with another status.
+    ``releasing``: the number of answers, which ``rejected`` includes, that say that quota is being released.
     ``deleted``: the number of objects that were deleted during the load.
     """
 
@@ -38,7 +38,7 @@ class Result(NamedTuple):
     p50: float
     p99: float
     wanted: int
-    refused: int
+    rejected: int
     releasing: int = 0
     deleted: int = 0
 
@@ -88,9 +88,11 @@ def run_over(
     """Send requests over all connections at the same time. Each connection repeats its own list of requests."""
     with _logged(wanted, seconds) as log:
         _in_threads([partial(_send, *each, log) for each in zip(connections, requests, strict=True)])
-    refused = len(log.refusals)
-    if len(log.times) <= refused:
-        raise RuntimeError(f"{refused} of {refused + len(log.times)} requests were refused, first: {log.refusals[:1]}")
+    rejected = len(log.rejections)
+    if len(log.times) <= rejected:
+        raise RuntimeError(
+            f"{rejected} of {rejected + len(log.times)} requests were rejected, first: {log.rejections[:1]}"
+        )
     return _result(log)
 
 
@@ -114,7 +116,7 @@ def send_each(server: str, ca: Path, requests: Iterable[bytes], *, connections: 
                     return
                 answer = _answer_to(connection, request)
                 if _status(answer) != wanted:
-                    raise RuntimeError(f"a request was refused: {answer!r}")
+                    raise RuntimeError(f"a request was rejected: {answer!r}")
 
     _in_threads([work] * connections)
 
@@ -126,7 +128,7 @@ class _Log:
     ``wanted``: the status of a successful answer.
     ``started``, ``deadline``, ``ended``: seconds of `time.perf_counter`.
     ``times``: the latency of each successful answer in seconds.
-    ``refusals``: the answers with another status.
+    ``rejections``: the answers with another status.
     ``deleted``: the names of the deleted objects.
     """
 
@@ -135,7 +137,7 @@ class _Log:
     deadline: float
     ended: float = 0.0
     times: list[float] = field(default_factory=list)
-    refusals: list[bytes] = field(default_factory=list)
+    rejections: list[bytes] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
 
 
@@ -160,8 +162,8 @@ def _result(log: _Log) -> Result:
         cuts[49] * 1000,
         cuts[98] * 1000,
         len(log.times),
-        len(log.refusals),
-        sum(b"being released" in answer for answer in log.refusals),
+        len(log.rejections),
+        sum(b"being released" in answer for answer in log.rejections),
         len(log.deleted),
     )
 
@@ -174,7 +176,7 @@ def _live(connection: ssl.SSLSocket, life: Life, log: _Log) -> None:
             log.times.append(time.perf_counter() - started)
             stored.append(json.loads(answer.partition(b"\r\n\r\n")[2])["metadata"]["name"])
         else:
-            log.refusals.append(answer)
+            log.rejections.append(answer)
             time.sleep(life.pause)
         if len(stored) > life.most:
             log.deleted.append(stored.popleft())
@@ -200,7 +202,7 @@ def _send(connection: ssl.SSLSocket, turn: Sequence[bytes], log: _Log) -> None:
         if _status(answer) == log.wanted:
             log.times.append(time.perf_counter() - started)
         else:
-            log.refusals.append(answer)
+            log.rejections.append(answer)
 
 
 def _connect(server: str, ca: Path) -> ssl.SSLSocket:

@@ -5,7 +5,7 @@ webhooks with their workers, and vcuda quota's controller if its webhook runs. T
 not measured.
 
 After the load, the controller counts the new pods into the ledgers and publishes the usage. That work is part of the
-cost of the pods. So the measurement ends when the ledgers count every pod, but at least `SETTLE_SECONDS` after the
+cost of the pods. So the measurement ends when the ledgers count every pod, but at least `STEADY_SECONDS` after the
 load. Every arrangement waits for this time, so all figures include the idle work of the API server. If a round stores
 fewer pods, the idle work is a larger part of the figure per pod. The deletion of the pods is not measured.
 
@@ -35,7 +35,7 @@ from vcuda.quota.model import total
 
 CONNECTIONS = 16
 WARM_UP_SECONDS = 0.3
-SETTLE_SECONDS = 1.5
+STEADY_SECONDS = 1.5
 """Seconds within which the controller counts a new pod in the ledger of its namespace, and publishes the new usage."""
 
 PATIENCE = 60.0
@@ -64,15 +64,15 @@ def measure(plane: Plane, arranged: Arranged, namespaces: Sequence[str], seconds
             result = put(connections, plane, namespaces, seconds, claims=arranged.claims)
         else:
             result = put_ending(connections, plane, namespaces, seconds, arranged.most)
-    done = time.monotonic() + SETTLE_SECONDS
-    if arranged.settles:
+    done = time.monotonic() + STEADY_SECONDS
+    if arranged.recounts:
         cores = (result.wanted - result.deleted) * CORES
-        await_ledgers(plane, namespaces, lambda ledgers: settled(ledgers) and sum(map(committed, ledgers)) == cores)
+        await_ledgers(plane, namespaces, lambda ledgers: recounted(ledgers) and sum(map(committed, ledgers)) == cores)
     time.sleep(max(0.0, done - time.monotonic()))
     after = cpu.by_name(arranged.processes)
     clear(plane, namespaces, claims=arranged.claims)
-    if arranged.settles:
-        await_ledgers(plane, namespaces, lambda ledgers: settled(ledgers) and not any(map(committed, ledgers)))
+    if arranged.recounts:
+        await_ledgers(plane, namespaces, lambda ledgers: recounted(ledgers) and not any(map(committed, ledgers)))
     return figures_of(result, {name: after[name] - before[name] for name in after})
 
 
@@ -159,7 +159,7 @@ def committed(ledger: Ledger) -> int:
     return int(total((*ledger.committed.values(), *ledger.claimed.values())).cores)
 
 
-def settled(ledgers: Sequence[Ledger]) -> bool:
+def recounted(ledgers: Sequence[Ledger]) -> bool:
     """Return True if no ledger has a pending charge, which is for an admitted object that is not stored yet."""
     return not any(ledger.pending for ledger in ledgers)
 

@@ -21,7 +21,7 @@ import click
 from bench import cpu, load, seed, servers
 from bench.failover import await_standby
 from bench.hooks import MUTATING, VALIDATING, installed
-from bench.measuring import SETTLE_SECONDS, committed
+from bench.measuring import STEADY_SECONDS, committed
 from bench.plane import (
     Plane,
     await_ready,
@@ -144,8 +144,8 @@ def measure(sizes: Sizes, seconds: float) -> list[Row]:
             say("All objects are stored. Starting the controller")
             started = time.monotonic()
             with running_controller(plane) as controller:
-                await_settled(plane, sizes)
-                settled, synced = time.monotonic() - started, cost(controller.process.pid)
+                await_recounted(plane, sizes)
+                recounted, synced = time.monotonic() - started, cost(controller.process.pid)
                 log = controller.await_log("every watch has received its first list")
                 rows = [
                     Row("stored_seconds", "until all objects are stored", stored, "s"),
@@ -156,9 +156,9 @@ def measure(sizes: Sizes, seconds: float) -> list[Row]:
                         "s",
                         "under 30 s",
                     ),
-                    Row("settled_cpu_seconds", "controller: CPU until all ledgers are settled", synced.cpu, "s"),
-                    Row("settled_seconds", "controller: until all ledgers are settled", settled, "s"),
-                    Row("controller_mib", "controller: memory when all are settled", synced.memory, "MiB"),
+                    Row("recounted_cpu_seconds", "controller: CPU until all ledgers are recounted", synced.cpu, "s"),
+                    Row("recounted_seconds", "controller: until all ledgers are recounted", recounted, "s"),
+                    Row("controller_mib", "controller: memory when all are recounted", synced.memory, "MiB"),
                     Row(
                         "controller_peak_mib", "controller: peak memory until then", synced.peak, "MiB", "under 250 MiB"
                     ),
@@ -236,7 +236,7 @@ def request(plane: Plane, namespace: str, pod: Json) -> bytes:
     return load.post(url, json.dumps(pod).encode(), {"Authorization": plane.authorization})
 
 
-def await_settled(plane: Plane, sizes: Sizes) -> None:
+def await_recounted(plane: Plane, sizes: Sizes) -> None:
     """Wait until the ledger of every namespace counts all stored pods and claims of this namespace."""
     wanted = dict.fromkeys(sizes.names, 0)
     for number in range(0, sizes.pods, OF_PODS):
@@ -322,7 +322,7 @@ def paced(work: Callable[[T], None], items: Sequence[T], *pids: int) -> list[flo
     for number, item in enumerate(items, 1):
         work(item)
         time.sleep(max(0.0, started + EVENT_SECONDS * number / len(items) - time.monotonic()))
-    time.sleep(SETTLE_SECONDS)
+    time.sleep(STEADY_SECONDS)
     return [(cpu.seconds(pid) - one) * 1000 / len(items) for pid, one in zip(pids, before, strict=True)]
 
 

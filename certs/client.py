@@ -58,7 +58,7 @@ def client() -> None:
 )
 @runs.OUTPUT
 def rotate(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) -> None:
-    """Create, renew and replace the client certificate and its CA, so that no call is refused.
+    """Create, renew and replace the client certificate and its CA, so that no call is rejected.
 
     Run this command every hour or every day. It takes only the steps that are due. The certificate is renewed when a
     third of its life is left. Copy the new certificate and its key to every API server before the earlier certificate

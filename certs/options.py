@@ -18,7 +18,7 @@ from vcuda.kube import AuthorizerGrace, Kube, VersionCheck
 T = TypeVar("T")
 Command = Callable[..., Any]
 
-SHORTEST_LIFE = timedelta(minutes=1)
+MIN_LIFE = timedelta(minutes=1)
 # The longest duration of an option. Today plus this duration is before the year 10000, which is the limit of Python's
 # dates and of certificates.
 LONGEST = timedelta(days=36500)
@@ -50,9 +50,9 @@ def parse_span(text: str) -> timedelta:
 
 
 def parse_life(text: str) -> timedelta:
-    """Return the validity period in a text such as 90d. Raises ValueError if not from SHORTEST_LIFE to LONGEST."""
+    """Return the validity period in a text such as 90d. Raises ValueError if not from MIN_LIFE to LONGEST."""
     life = _span(text)
-    if not SHORTEST_LIFE <= life <= LONGEST:
+    if not MIN_LIFE <= life <= LONGEST:
         raise ValueError(f"must be from 1m to 36500d; got {text!r}")
     return life
 

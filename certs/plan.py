@@ -123,7 +123,7 @@ def plan(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenF
     """Return the next step of the certificate rotation, or the decision to wait, to stop or to end."""
     # A person must solve the problems in the observed state before the rotation writes anything.
     if state.problems:
-        return steps.StepRefused(state.problems)
+        return steps.StepRejected(state.problems)
     if state.tool or policy.registers_only:
         return _registration(state, now) or _end_of_registration(state)
     return (
@@ -183,8 +183,8 @@ def _broken_leaf(state: states.State, now: datetime, policy: RotationPolicy, see
     if not reason or not current_signs(state, now):
         return None
     if would_break(state, state.authorities.current, now):
-        return steps.StepRefused(state.read_only())
-    return _settling(state, now, policy, seen.current) or steps.IssueLeaf(reason)
+        return steps.StepRejected(state.read_only())
+    return _observing(state, now, policy, seen.current) or steps.IssueLeaf(reason)
 
 
 def _registration(state: states.State, now: datetime) -> Decision | None:
@@ -210,7 +210,7 @@ def _unregistered(state: states.State) -> list[tuple[states.Configuration, state
 def _end_of_registration(state: states.State) -> steps.End:
     # Problems with the certificates are not reported here, because another tool issues the certificates.
     if state.read_only():
-        return steps.StepRefused(state.read_only())
+        return steps.StepRejected(state.read_only())
     if _unregistered(state):
         return steps.Wait(_UNANSWERED)
     return steps.Done(None, "all declared webhooks are registered" if state.declares() else "no webhook is declared")
@@ -219,7 +219,7 @@ def _end_of_registration(state: states.State) -> steps.End:
 def _takeover(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
     # Step (c) of a rotation: make the next CA the current CA. While this step waits, renew a leaf that is due.
     decision = _promotion(state, now, policy, seen)
-    if isinstance(decision, steps.Wait | steps.StepRefused):
+    if isinstance(decision, steps.Wait | steps.StepRejected):
         return _ageing_leaf(state, now, policy, seen) or decision
     return decision
 
@@ -229,20 +229,20 @@ def _promotion(state: states.State, now: datetime, policy: RotationPolicy, seen:
     if state.authorities.next_ca is None:
         return None
     if would_break(state, state.authorities.next_ca, now):
-        return steps.StepRefused(state.read_only())
+        return steps.StepRejected(state.read_only())
     if reason := broken(state, now, policy):
-        return _settling(state, now, policy, seen.next_ca) or steps.Promote(
+        return _observing(state, now, policy, seen.next_ca) or steps.Promote(
             f"the serving Secret is unusable, so a wait would not help: {reason}"
         )
     if problem := _untrusting(state, policy):
-        return steps.StepRefused((problem,))
+        return steps.StepRejected((problem,))
     since = noted_since(state, now, served=False)
     if since is None:
         return steps.NoteTrusted("every caBundle contains the next CA")
     reason = f"the {policy.readers} are given time to trust the next CA (--overlap)"
-    return _lasting(since + policy.overlap, policy.settle(policy.overlap) - seen.next_ca, now, reason) or steps.Promote(
-        "every caBundle has contained the next CA for the time of --overlap"
-    )
+    return _lasting(
+        since + policy.overlap, policy.observation(policy.overlap) - seen.next_ca, now, reason
+    ) or steps.Promote("every caBundle has contained the next CA for the time of --overlap")
 
 
 def _untrusting(state: states.State, policy: RotationPolicy) -> states.Problem | None:
@@ -264,7 +264,7 @@ def _ageing_leaf(state: states.State, now: datetime, policy: RotationPolicy, see
     trusted = states.signed_by(leaf.certificate, current.certificate) or not would_break(state, current, now)
     if not current_signs(state, now) or not trusted or current.expires <= leaf.expires:
         return None
-    return _settling(state, now, policy, seen.current) or steps.IssueLeaf(outdated(leaf.certificate, now, policy))
+    return _observing(state, now, policy, seen.current) or steps.IssueLeaf(outdated(leaf.certificate, now, policy))
 
 
 def _due_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
@@ -276,7 +276,7 @@ def _due_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: 
     reason = "the leaf was signed by the previous CA" if of_another else outdated(leaf.certificate, now, policy)
     if not reason:
         return None
-    return _settling(state, now, policy, seen.current) or steps.IssueLeaf(reason)
+    return _observing(state, now, policy, seen.current) or steps.IssueLeaf(reason)
 
 
 def _propagation(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
@@ -305,7 +305,7 @@ def _unserved(state: states.State, now: datetime, policy: RotationPolicy) -> Dec
         return steps.Wait("the serving Secret has no leaf of the current CA yet")
     if not state.ready():
         text = "no endpoint is ready to serve the new leaf, so the old CA stays in the caBundles"
-        return steps.StepRefused((states.Problem(text, policy.commands.endpoints),))
+        return steps.StepRejected((states.Problem(text, policy.commands.endpoints),))
     if not served_everywhere(state, now):
         return _lag([f"{one.address}: serves a leaf of another CA" for one in others(state, now)], state, now, policy)
     noted = noted_since(state, now, served=True)
@@ -332,7 +332,7 @@ def _presented_until(state: states.State, now: datetime, policy: RotationPolicy,
 
 def _retained(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> steps.Wait | None:
     since = noted_since(state, now, served=True) or now
-    left = policy.settle(policy.retention) - seen.served
+    left = policy.observation(policy.retention) - seen.served
     return _lasting(since + policy.retention, left, now, "the retired CA stays trusted for the time of --retention")
 
 
@@ -344,12 +344,12 @@ def _lag(lagging: list[str], state: states.State, now: datetime, policy: Rotatio
     if now - made < steps.PROPAGATION:
         return steps.Wait(f"not every endpoint serves the new leaf yet ({'; '.join(lagging)})")
     text = f"not every endpoint serves the leaf that was issued at {shown(made)} ({'; '.join(lagging)})"
-    return steps.StepRefused((states.Problem(text, policy.commands.restart),))
+    return steps.StepRejected((states.Problem(text, policy.commands.restart),))
 
 
-def _settling(state: states.State, now: datetime, policy: RotationPolicy, seen: timedelta) -> steps.Wait | None:
+def _observing(state: states.State, now: datetime, policy: RotationPolicy, seen: timedelta) -> steps.Wait | None:
     # If a caBundle may have changed a moment ago, wait until the API servers have surely read its new value.
-    left = policy.settle(policy.overlap) - seen
+    left = policy.observation(policy.overlap) - seen
     return (
         steps.Wait(f"the {policy.readers} are given a moment to read the caBundles", now + left)
         if left > timedelta() and may_work(state, now)
@@ -369,7 +369,7 @@ def _elsewhere(state: states.State) -> str:
 
 def _end(state: states.State, now: datetime, policy: RotationPolicy) -> steps.End:
     if problems := (*idle(state, now, policy), *state.read_only()):
-        return steps.StepRefused(problems)
+        return steps.StepRejected(problems)
     return steps.Wait(_UNANSWERED) if _unregistered(state) else steps.Done(_next_due(state))
 
 

@@ -60,7 +60,7 @@ def report_on(
     decision = plan(state, now, policy, _FOREVER)
     calls = tuple(_call(hook, endpoint, now) for hook in state.hooks() for endpoint in state.ready())
     failing = [call for call in calls if call.trusted is False]
-    if isinstance(decision, steps.StepRefused):
+    if isinstance(decision, steps.StepRejected):
         problems = decision.problems
     elif isinstance(decision, steps.Done | steps.Wait):
         command = f"kubectl -n {refs.namespace} describe secret {refs.serving_secret}"
@@ -174,7 +174,7 @@ def _next_step(decision: steps.Decision) -> str:
             return f"no step is due until {shown(decision.until)}" if decision.until else "no step is due"
         case steps.Wait():
             return decision.reason
-        case steps.StepRefused():
+        case steps.StepRejected():
             return "no step is possible until a person has solved the problems"
         case _:
             return f"{type(decision).__name__}: {decision.reason}"

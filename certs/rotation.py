@@ -142,7 +142,7 @@ class Rotation:
         while taken < MAX_STEPS:
             try:
                 decision, state = self._decide(observations)
-                if isinstance(decision, steps.Done | steps.StepRefused):
+                if isinstance(decision, steps.Done | steps.StepRejected):
                     return _ended(decision, state)
                 if isinstance(decision, steps.Wait):
                     if decision.reason != last:
@@ -162,7 +162,7 @@ class Rotation:
                 # Without a pause after a conflict, two simultaneous runs could conflict in every write.
                 self.clock.sleep(min(faults * 0.2, 2.0))
         text = f"more steps are due after {MAX_STEPS} steps, so another program must be undoing them"
-        return steps.StepRefused((Problem(text, self.policy.commands.dry_run),))
+        return steps.StepRejected((Problem(text, self.policy.commands.dry_run),))
 
     def _decide(self, observations: Observations) -> tuple[steps.Decision, State]:
         state = observations.with_read_only(self.store.read(self.clock.now))
@@ -195,8 +195,8 @@ def _ended(decision: steps.End, state: State) -> steps.End:
     # At the end of the run, each configuration that vcuda-certs must not write is a problem for a person to solve.
     if not state.read_only():
         return decision
-    others = decision.problems if isinstance(decision, steps.StepRefused) else ()
-    return steps.StepRefused(tuple(dict.fromkeys((*others, *state.read_only()))))
+    others = decision.problems if isinstance(decision, steps.StepRejected) else ()
+    return steps.StepRejected(tuple(dict.fromkeys((*others, *state.read_only()))))
 
 
 def explained(error: VcudaError) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from certs import plan, report, rotation
 from certs.cluster import ClusterStore
-from certs.steps import Done, End, RotationPolicy, Step, StepRefused, Wait
+from certs.steps import Done, End, RotationPolicy, Step, StepRejected, Wait
 from vcuda import cli, errors
 
 NEEDS_A_PERSON = 1
@@ -88,9 +88,9 @@ def with_faults(run: Callable[[], int]) -> NoReturn:
 
 
 def _finish(outcome: End, log: StepLog, output: str) -> int:
-    problems = outcome.problems if isinstance(outcome, StepRefused) else ()
+    problems = outcome.problems if isinstance(outcome, StepRejected) else ()
     if output == "json":
-        name = "Refused" if problems else type(outcome).__name__
+        name = "Rejected" if problems else type(outcome).__name__
         document = {"steps": log.steps, "outcome": name, **_described(outcome), "problems": [*map(asdict, problems)]}
         click.echo(json.dumps(document, indent=2))
     else:
@@ -106,7 +106,7 @@ def _ending(outcome: End) -> str:
                 if outcome.until
                 else f"Done: {outcome.reason}"
             )
-        case StepRefused():
+        case StepRejected():
             return "\n".join(f"Needs a person: {problem}" for problem in outcome.problems)
         case Wait():
             due = f"The next step is due at {plan.shown(outcome.until)}. " if outcome.until else ""

@@ -12,11 +12,11 @@ RETENTION = timedelta(days=1)
 # A run of the rotation must observe a condition for this long before it takes a step because of the condition. For
 # example, API servers use a changed caBundle within about a second. The run measures this time with its monotonic
 # clock, so a jump of the wall clock cannot shorten the time.
-SETTLE = timedelta(seconds=10)
+OBSERVATION = timedelta(seconds=10)
 
-# This observation time replaces `SETTLE` in a rotation of client certificates. A webhook reads the client CAs from a
-# mounted ConfigMap, and kubelet updates the mount within about 100 s.
-CLIENT_SETTLE = timedelta(minutes=2)
+# This observation time replaces `OBSERVATION` in a rotation of client certificates. A webhook reads the client CAs from
+# a mounted ConfigMap, and kubelet updates the mount within about 100 s.
+CLIENT_OBSERVATION = timedelta(minutes=2)
 
 # If an endpoint does not serve a new certificate after this time, the rotation reports a problem. kubelet updates a
 # mounted Secret within about 100 s, at its next sync (60 s plus jitter) and from a cache that may be out of date.
@@ -68,9 +68,9 @@ class RotationPolicy:
         """The word in messages for the programs that read the CAs: API servers or webhooks."""
         return "webhooks" if self.client else "API servers"
 
-    def settle(self, span: timedelta) -> timedelta:
+    def observation(self, span: timedelta) -> timedelta:
         """Return how long this run itself must observe a condition. ``span``: how long it must be true in total."""
-        return min(CLIENT_SETTLE if self.client else SETTLE, span)
+        return min(CLIENT_OBSERVATION if self.client else OBSERVATION, span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRefused:
+class StepRejected:
     """A decision: stop the run, because a person must solve a problem first."""
 
     problems: tuple[observed.Problem, ...]
@@ -169,7 +169,7 @@ class Done:
     """The reason why no step is due. It is set if ``until`` is None."""
 
 
-End = Wait | StepRefused | Done
+End = Wait | StepRejected | Done
 """The decisions with which a run may end. It ends with Wait if the next step is due after the run's time limit."""
 
 Decision = Step | End

@@ -1,6 +1,6 @@
-"""The controller: settles the quota ledgers (recounts them from the stored objects), and removes stale data of pods.
+"""The controller: recounts the quota ledgers from the stored objects, and removes stale data of pods.
 
 The module `cli` defines the command. While this replica is the leader, `manager` runs one package for each task:
-`settle`, `retry`, `violations`, `garbage`, `discover` and `extender`. All these packages share the watches in `pods`
+`recount`, `retry`, `violations`, `garbage`, `discover` and `extender`. All these packages share the watches in `pods`
 and `claims`, and the reconcile loop in `workqueue`.
 """

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
-from controller.lingering import MOST_OF_NAMESPACE, Lingering
+from controller.lingering import MAX_PER_NAMESPACE, Lingering
 from controller.pods import KeptPod, PodInformer, PodLives
 from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod
@@ -20,16 +20,16 @@ from vcuda.ledger.ledger import UNSEEN_SECONDS, Terminating, is_older
 from vcuda.quota.model import Charge
 
 AWAIT_PODS_SECONDS = 5.0
-"""After a claim has lost its devices, the controller does not settle (recount) the ledger until the pod watch shows
+"""After a claim has lost its devices, the controller does not recount the ledger until the pod watch shows
 which pods were deleted. It waits at most this many seconds. A pod that the watch still shows then counts as running."""
 
-MOST_FORMER_USERS = 512
+MAX_FORMER_USERS = 512
 """If more pods than this are remembered as users of one claim's devices, pods that have ended are forgotten."""
 
 LOOK_SECONDS = 1.0
 """Seconds between two searches of a namespace with many lost claims for those whose pods have ended."""
 
-MOST_USERS_OF_LOSS = 16
+MAX_USERS_OF_LOSS = 16
 """If more pods than this used the devices that a claim has lost, their uids are not kept. The pods then count as
 unknown: they may run for the longest grace period of the namespace."""
 
@@ -170,13 +170,13 @@ class ClaimHolds:
         charges = None if charge is None else charge.charges
         if charges == {}:
             return
-        if not users or len(users) > MOST_USERS_OF_LOSS:
+        if not users or len(users) > MAX_USERS_OF_LOSS:
             users = frozenset([_unseen_user(claim.uid)])
         # The digest of the spec is only needed to compute an unknown charge.
         digest = claim.digest if charges is None else PackedDigest(b"")
         kept = msgspec.structs.replace(claim, digest=digest, allocated=(), users=())
         lost = LostAllocation(kept, charges, users, version, at)
-        if self._lost.count(claim.namespace) >= MOST_OF_NAMESPACE // 2:
+        if self._lost.count(claim.namespace) >= MAX_PER_NAMESPACE // 2:
             self._forget_unused(claim.namespace)
         self._lost.add(claim.namespace, lost.key, lost, at + self._pods.max_terminating)
 
@@ -213,7 +213,7 @@ class ClaimHolds:
             if claim.allocated and not gone:
                 allocated[claim.uid] = claim
                 users = self._users.setdefault(claim.uid, set())
-                if len(users) > MOST_FORMER_USERS:
+                if len(users) > MAX_FORMER_USERS:
                     lives = self._pods.lives(claim.namespace)
                     users &= {uid for uid in users if _may_run(uid, lives)}
                 users.update(claim.users)

@@ -1,4 +1,4 @@
-"""Watches the ResourceClaims and returns their charges, from which the controller settles (recounts) the ledgers.
+"""Watches the ResourceClaims and returns their charges, from which the controller recounts the ledgers.
 
 A claim is charged until it is deleted. A finalizer prevents the deletion while pods use the claim. The module
 `controller.claim_holds` handles devices that stay in use for some seconds after their claim has lost them.
@@ -13,7 +13,7 @@ from controller.pods import GoneUids, PodInformer
 from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim
 from vcuda.kube import CLAIMS, Kube, LedgerStore, Reflector
 from vcuda.ledger.ledger import Ledger, charges_by_model, is_older
-from vcuda.ledger.settle import ObservedClaims
+from vcuda.ledger.recount import ObservedClaims
 
 
 class ClaimInformer:

@@ -19,7 +19,7 @@ from controller.elector import Elector, LeaseTiming
 from controller.extender import service
 from controller.garbage import stale_gc
 from controller.garbage.node.cli import node
-from controller.settle import charge_ages
+from controller.recount import charge_ages
 from controller.ui.leading import SERVICE, LeaderSource, UsagePage, advertising
 from controller.uninstall import Uninstall
 from controller.violations import violation_watcher
@@ -43,7 +43,7 @@ def _web_address(_context: click.Context, parameter: click.Parameter, text: str)
 @click.group(context_settings=cli.HELP)
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def main() -> None:
-    """Settle quota ledgers, publish usage, retry refused workloads, and clean up after deleted pods."""
+    """Recount quota ledgers, publish usage, retry rejected workloads, and clean up after deleted pods."""
 
 
 main.add_command(node)
@@ -69,7 +69,7 @@ main.add_command(node)
 @cli.storable_option
 @cli.option(
     "--full-pass-seconds",
-    default=int(charge_ages.SettleTiming().full_resync),
+    default=int(charge_ages.RecountTiming().full_resync),
     type=click.IntRange(1),
     help="Seconds between two resyncs, which recount all ledgers; at least twice --storable-seconds.",
 )
@@ -91,12 +91,12 @@ main.add_command(node)
     help="Label nodes with the GPU model that their device plugin, DRA driver or GPU feature discovery reports.",
 )
 @cli.option(
-    "--enforce-audit",
+    "--evict-violations",
     is_flag=True,
     help="Evict the newest pods beyond an enforced quota. By default they are only reported.",
 )
 @cli.option(
-    "--audit-period",
+    "--violations-period",
     default=int(violation_watcher.ViolationOptions().period),
     type=click.IntRange(1, 86400),
     help="Seconds for which a pod must be beyond its quota before it is evicted, and between two attempts.",
@@ -180,8 +180,8 @@ def run(
     allocation_timeout: int,
     dry_run: bool,
     discover: bool,
-    enforce_audit: bool,
-    audit_period: int,
+    evict_violations: bool,
+    violations_period: int,
     status_address: Address,
     ui_address: Address | None,
     ui_hosts: tuple[str, ...],
@@ -200,7 +200,7 @@ def run(
 
     The leader recounts the ledger of each limited namespace from the stored pods, and releases charges of deleted pods.
     It sets the label quota.vcuda.io/enforced to "false" on namespaces without a limit, and publishes ConfigMap
-    gpu-quota-usage in the others. It makes workloads that were refused for quota retry when quota is free.
+    gpu-quota-usage in the others. It makes workloads that were rejected for quota retry when quota is free.
 
     The leader also removes stale data of vendors' schedulers: HAMi's locks on nodes, and the allocation annotations of
     pods that were never bound, are bound to another node or have ended. It writes an Event on the object for each
@@ -210,7 +210,7 @@ def run(
     quota.vcuda.io/discovered-model records the label. The leader never changes a label that somebody else wrote.
 
     Events and metrics report pods that the quota would not admit: pods that were created before the quota was enforced
-    or while the webhook was down, or pods that exceed a lowered quota. With --enforce-audit the leader evicts the
+    or while the webhook was down, or pods that exceed a lowered quota. With --evict-violations the leader evicts the
     newest of them where the quota is enforced, one at a time, as PodDisruptionBudgets allow.
 
     With --extender-address the leader is also a scheduler extender that replaces gpu-admission. It chooses the node and
@@ -226,14 +226,14 @@ def run(
           serves the usage page to browsers on this machine; a standby's page names the leader
       vcuda-controller run --dry-run --allocation-timeout 600
           logs stale allocations older than ten minutes, and does not remove them
-      vcuda-controller run --enforce-audit --audit-period 600
+      vcuda-controller run --evict-violations --violations-period 600
           evicts pods that have been beyond their quota for ten minutes
       vcuda-controller run --extender-address 127.0.0.1:10443 --extender-cert-dir certs --extender-client-ca ca.crt
           serves a kube-scheduler whose extender has urlPrefix https://127.0.0.1:10443/scheduler
 
     Exit status: 0 stopped; 1 the Lease was lost (restart the command), or Kubernetes is too old; 2 bad input.
     """
-    timing = _settle_timing(storable_seconds, full_pass_seconds, max_terminating_seconds)
+    timing = _recount_timing(storable_seconds, full_pass_seconds, max_terminating_seconds)
     if ui_advertise and not ui_address:
         raise click.UsageError("--ui-address is required with --ui-advertise.")
     logs.configure(log_level)
@@ -262,7 +262,7 @@ def run(
         node_namespace=node_namespace,
         timing=timing,
         gc=stale_gc.GcOptions(timeout=allocation_timeout, dry_run=dry_run),
-        violations=violation_watcher.ViolationOptions(audit_period, enforce_audit),
+        violations=violation_watcher.ViolationOptions(violations_period, evict_violations),
         listening=listening,
         webhook_service=webhook_service,
         discover=discover,
@@ -287,7 +287,7 @@ def run(
     "--timeout",
     default=60,
     type=click.IntRange(1, 3600),
-    help="Seconds for which a refused change is tried again. A deleted policy still takes effect for some seconds.",
+    help="Seconds for which a rejected change is tried again. A deleted policy still takes effect for some seconds.",
 )
 def run_uninstall(*, kubeconfig: Path | None, ledger_namespace: str, timeout: int) -> None:
     """Prepare the deletion of all objects of the system. Afterwards no request is rejected.
@@ -302,7 +302,7 @@ def run_uninstall(*, kubeconfig: Path | None, ledger_namespace: str, timeout: in
       vcuda-controller uninstall --kubeconfig ~/.kube/config
       kubectl delete -k manifests/base
 
-    Exit status: 0 done; 1 the API server refused a change or did not answer, run it again; 2 bad input.
+    Exit status: 0 done; 1 the API server rejected a change or did not answer, run it again; 2 bad input.
     """
     try:
         kube = Kube.connect(kubeconfig, version_check=VersionCheck(lambda message: click.echo(message, err=True)))
@@ -372,13 +372,13 @@ def _mutual_tls(certificate: Path | None, client_ca: Path | None) -> tls.Serving
     return tls.ServingCertificate(certificate, client_ca, client_required=True)
 
 
-def _settle_timing(storable: int, full_pass: int, max_terminating: int) -> charge_ages.SettleTiming:
-    # The settler, which recounts ledgers, may forget the age of a pending charge after one resync period. So the charge
+def _recount_timing(storable: int, full_pass: int, max_terminating: int) -> charge_ages.RecountTiming:
+    # The recounter may forget the age of a pending charge after one resync period. So the charge
     # must expire earlier.
     if full_pass < 2 * storable:
         message = f"must be at least twice --storable-seconds ({storable}); got {full_pass}."
         raise click.BadParameter(message, param_hint="--full-pass-seconds")
-    return charge_ages.SettleTiming(pending_ttl=storable, full_resync=full_pass, max_terminating=max_terminating)
+    return charge_ages.RecountTiming(pending_ttl=storable, full_resync=full_pass, max_terminating=max_terminating)
 
 
 def _end() -> None:

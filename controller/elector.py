@@ -52,7 +52,7 @@ class Lease(k8s_types.K8sObject, frozen=True, gc=False):
 
 _LEASE = Decoder(Lease)
 
-FIRST_WARNING_SECONDS, LONGEST_SILENCE_SECONDS = 5.0, 300.0
+FIRST_WARNING_SECONDS, MAX_SILENCE_SECONDS = 5.0, 300.0
 """Seconds of failed requests until the first warning about the Lease, and the maximum seconds between two warnings."""
 
 CALL_FAILURES = (errors.VcudaError, *k8s_types.UNDECODABLE)
@@ -73,7 +73,7 @@ class _Silence:
         lasted = self._clock() - self._since
         if lasted >= self._next:
             log.warning("the Lease cannot be read or written", seconds=round(lasted), error=str(error))
-            self._next = lasted + min(max(lasted, FIRST_WARNING_SECONDS), LONGEST_SILENCE_SECONDS)
+            self._next = lasted + min(max(lasted, FIRST_WARNING_SECONDS), MAX_SILENCE_SECONDS)
 
     def ended(self, log: structlog.typing.FilteringBoundLogger) -> None:
         if self._since is not None and self._next > FIRST_WARNING_SECONDS:

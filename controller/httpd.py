@@ -34,7 +34,7 @@ REQUEST_SECONDS = 10.0  # A client has this many seconds to send a whole request
 MAX_HEAD_BYTES = 16 * 2**10
 
 # The maximum number of open connections. No client opens so many by accident. At this number, kubelet's probes are
-# refused, too, so kubelet restarts the container.
+# rejected, too, so kubelet restarts the container.
 MAX_CONNECTIONS = 256
 SERVER_NAME = "vcuda-controller"
 

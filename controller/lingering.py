@@ -9,7 +9,7 @@ import structlog
 
 T = TypeVar("T")
 
-MOST_OF_NAMESPACE, MOST = 1024, 8192
+MAX_PER_NAMESPACE, MAX_ENTRIES = 1024, 8192
 """The most deleted objects that are remembered: of one namespace, and of all namespaces."""
 
 PRUNE_SECONDS = 10.0
@@ -65,9 +65,9 @@ class Lingering(Generic[T]):
                     self._prune(each, now)
             entries = self._entries.setdefault(namespace, {})
             entries[key] = value, until
-            if len(entries) > MOST_OF_NAMESPACE:
+            if len(entries) > MAX_PER_NAMESPACE:
                 self._forget_all_of(namespace)
-            elif sum(map(len, self._entries.values())) > MOST:
+            elif sum(map(len, self._entries.values())) > MAX_ENTRIES:
                 self._forget_all_of(max(self._entries, key=lambda each: len(self._entries[each])))
 
     def count(self, namespace: str) -> int:

@@ -1,4 +1,4 @@
-"""Builds and runs the leader's tasks: `settle`, `retry`, `violations`, `garbage`, `discover` and `extender`."""
+"""Builds and runs the leader's tasks: `recount`, `retry`, `violations`, `garbage`, `discover` and `extender`."""
 
 import threading
 import time
@@ -13,10 +13,10 @@ from controller import certificates, metrics, registration, workqueue
 from controller.discover.model_labels import ModelLabels
 from controller.extender import service
 from controller.garbage import stale_gc
+from controller.recount import charge_ages, publisher, recounter
+from controller.recount.grants import KEY as GRANTS, GrantFollower
+from controller.recount.labels import NamespaceLabels
 from controller.retry import claim_retrier, retrier
-from controller.settle import charge_ages, publisher, settler
-from controller.settle.grants import KEY as GRANTS, GrantFollower
-from controller.settle.labels import NamespaceLabels
 from controller.violations.violation_watcher import Evictor, ViolationOptions, ViolationWatcher
 from vcuda import kube as k8s
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
@@ -55,7 +55,7 @@ class Leader:
         on_fault: Callable[[], None],
         ledger_namespace: str = LEDGER_NAMESPACE,
         node_namespace: str = NODE_NAMESPACE,
-        timing: charge_ages.SettleTiming | None = None,
+        timing: charge_ages.RecountTiming | None = None,
         gc: stale_gc.GcOptions | None = None,
         violations: ViolationOptions | None = None,
         listening: service.Listening | None = None,
@@ -65,7 +65,7 @@ class Leader:
         self._kube = kube
         self._on_fault = on_fault
         self._threads: list[threading.Thread] = []
-        self._timing = timing or charge_ages.SettleTiming()
+        self._timing = timing or charge_ages.RecountTiming()
         self._stopping = threading.Event()
         self._leading = threading.Event()
         self._standby: threading.Thread | None = None
@@ -77,7 +77,7 @@ class Leader:
         self._models = workqueue.Reconciler(
             "models",
             lambda of: self._models_changed() if of != OFFERS else self._offers_changed(),
-            failure="the ledgers were not settled after a change of GPU models",
+            failure="the ledgers were not recounted after a change of GPU models",
             key_name="of",
         )
         changed = self._models.queue.add
@@ -98,33 +98,33 @@ class Leader:
         self.publisher = publisher.Publisher(kube)
         self.retrier = retrier.Retrier(kube, self.quota, self.nodes)
         self.namespaces = NamespaceLabels(kube, self.quota, self._namespace_changed)
-        self.settler = settler.Settler(
+        self.recounter = recounter.Recounter(
             kube,
             store,
             self.quota,
             self.nodes,
-            metrics=metrics.SettleMetrics(registry),
+            metrics=metrics.RecountMetrics(registry),
             on_report=self._report,
             others=self._others,
             exists=lambda namespace: self.namespaces.reflector.get(("", namespace)) is not None,
             timing=self._timing,
         )
-        self.grants = GrantFollower(self.quota, self.settler.known_namespaces, self.settler.queue.add)
-        claims = self.settler.claims.reflector
-        self.model_labels = ModelLabels(kube, self.nodes, devices, self.settler.pods, self.quota, writes=discover)
+        self.grants = GrantFollower(self.quota, self.recounter.known_namespaces, self.recounter.queue.add)
+        claims = self.recounter.claims.reflector
+        self.model_labels = ModelLabels(kube, self.nodes, devices, self.recounter.pods, self.quota, writes=discover)
         self.dra = k8s.ServedWatches(kube, {**devices.reflectors(), "resourceclaims": claims})
         gc = gc or stale_gc.GcOptions()
         self.claim_retrier = claim_retrier.ClaimRetrier(kube, lambda: self.dra.served)
         self.garbage = self._make_gc(gc, registry)
         self.violations = self._make_violations(violations or ViolationOptions(), store, registry)
-        registry.register(metrics.UsageCollector(self.publisher.reports, self.settler.reservation_ages))
+        registry.register(metrics.UsageCollector(self.publisher.reports, self.recounter.reservation_ages))
         registry.register(metrics.ViolationsCollector(self.violations.counts))
         registry.register(metrics.ModelNodesCollector(self.model_labels.counts, self.nodes.current, self.quota.current))
         registry.register(UnreadCollector(self.reflectors))
         self.certificates = (
             certificates.CertificateWatch(kube, system_namespace, webhook_service) if webhook_service else None
         )
-        self.registration = registration.RegistrationWatch(kube, self.namespaces.is_evaluated, self.settler.add_all)
+        self.registration = registration.RegistrationWatch(kube, self.namespaces.is_evaluated, self.recounter.add_all)
         if self.certificates:
             registry.register(self.certificates)
             registry.register(self.registration)
@@ -134,7 +134,7 @@ class Leader:
                 kube,
                 system_namespace,
                 listening,
-                self.settler.pods,
+                self.recounter.pods,
                 self.nodes,
                 unbound_seconds=gc.timeout,
                 max_terminating=self._timing.max_terminating,
@@ -148,7 +148,7 @@ class Leader:
             if options.dry_run
             else stale_gc.PatchRemover(self._kube, metrics.GarbageMetrics(registry)).remove
         )
-        return stale_gc.StaleAllocationGc(self._kube, self.settler.pods, self.nodes, remove, options.timeout)
+        return stale_gc.StaleAllocationGc(self._kube, self.recounter.pods, self.nodes, remove, options.timeout)
 
     def _make_violations(
         self, options: ViolationOptions, store: k8s.LedgerStore, registry: CollectorRegistry
@@ -160,7 +160,7 @@ class Leader:
             self._kube,
             self.quota,
             self.nodes,
-            self.settler.pods.pods,
+            self.recounter.pods.pods,
             claims=self.charged_claims,
             period=options.period,
             evictor=evictor,
@@ -168,8 +168,8 @@ class Leader:
 
     def charged_claims(self, namespace: str) -> Iterable[tuple[StoredClaim, ClaimCharge]]:
         """Return the claims of a namespace with their charges, except claims whose pod is charged instead."""
-        extended = self.settler.pods.extended_claims(namespace, self.nodes.current())
-        return self.settler.claims.charges(namespace, extended)
+        extended = self.recounter.pods.extended_claims(namespace, self.nodes.current())
+        return self.recounter.claims.charges(namespace, extended)
 
     def reflectors(self) -> Mapping[str, k8s.Reflector[Any]]:
         return {**self._always(), **self.dra.running()}
@@ -179,15 +179,15 @@ class Leader:
             "configmaps": self.quota.reflector,
             "nodes": self.nodes.reflector,
             "namespaces": self.namespaces.reflector,
-            "pods": self.settler.pods.reflector,
-            "ledgers": self.settler.ledgers,
+            "pods": self.recounter.pods.reflector,
+            "ledgers": self.recounter.ledgers,
             "usage": self.publisher.published,
         }
 
     @property
     def synced(self) -> bool:
         """True if each watch of a served API has received a consistent LIST since this process became the leader."""
-        return self.dra.settled and all(reflector.synced.is_set() for reflector in self._always().values())
+        return self.dra.is_ready and all(reflector.synced.is_set() for reflector in self._always().values())
 
     @property
     def ready(self) -> bool:
@@ -200,7 +200,7 @@ class Leader:
         for reflector in self._always().values():
             reflector.start()
         self.dra.start()
-        self._spawn(self.settler.reconciler.name, self.settler.reconciler.run)
+        self._spawn(self.recounter.reconciler.name, self.recounter.reconciler.run)
         self._standby = self._spawn("standby", lambda: self._stand_by(is_silent))
 
     def lead(self) -> None:
@@ -236,26 +236,26 @@ class Leader:
         while not self._leading.wait(STANDBY_POLL_SECONDS) and not self._stopping.is_set():
             if not self.synced:
                 continue
-            self.settler.pods.list_again()
+            self.recounter.pods.list_again()
             if acts == is_silent():
                 if not acts:
-                    self.settler.note_ages()
+                    self.recounter.note_ages()
                 continue
             acts = not acts
             if acts:
                 self._log.warning("the leader does not renew the Lease, so this standby recounts the ledgers")
-                self.settler.queue.release()
-                self.settler.add_all()
+                self.recounter.queue.release()
+                self.recounter.add_all()
             else:
                 self._log.info("the leader renews the Lease again")
-                self.settler.queue.hold()
+                self.recounter.queue.hold()
 
     def _main(self) -> None:
         if not self._await_lists():
             return
         for reconciler in self._reconcilers():
             reconciler.queue.release()
-            if reconciler is not self.settler.reconciler:
+            if reconciler is not self.recounter.reconciler:
                 self._spawn(reconciler.name, reconciler.run)
         if watch := self.certificates:
             self._spawn("certificates", lambda: watch.run(self._stopping))
@@ -265,11 +265,11 @@ class Leader:
         self._quota_changed()
         self.garbage.add_all()
         while not self._stopping.wait(self._timing.full_resync):
-            self.settler.full_resync()
+            self.recounter.full_resync()
 
     def _await_lists(self) -> bool:
         """Wait until every watch has received its first list. Return False if this process stops before."""
-        # If a ledger was settled from an incomplete list, the charges of stored pods would be released.
+        # If a ledger was recounted from an incomplete list, the charges of stored pods would be released.
         started = time.process_time()
         if self._standby:
             self._standby.join()
@@ -286,7 +286,7 @@ class Leader:
 
     def _reconcilers(self) -> tuple[workqueue.Reconciler, ...]:
         parts = (
-            self.settler,
+            self.recounter,
             self.publisher,
             self.namespaces,
             self.retrier,
@@ -294,7 +294,7 @@ class Leader:
             self.garbage,
             self.model_labels,
         )
-        others = (self._models, self.grants.reconciler, self.settler.unlimited, self.violations.reconciler)
+        others = (self._models, self.grants.reconciler, self.recounter.unlimited, self.violations.reconciler)
         return (*others, self.retrier.models, *(part.reconciler for part in parts))
 
     def _devices_changed(self) -> None:
@@ -304,14 +304,14 @@ class Leader:
     def _models_changed(self) -> None:
         # A new DeviceClass may turn an extended resource into a GPU resource. So the pods must be listed again, because
         # this process does not keep pods without GPU resources.
-        self.settler.pods.list_again()
-        self.settler.add_all()
-        self.retrier.models_changed(self.settler.known_namespaces())
+        self.recounter.pods.list_again()
+        self.recounter.add_all()
+        self.retrier.models_changed(self.recounter.known_namespaces())
 
     def _offers_changed(self) -> None:
         # If the quota requires nodes, a pod is rejected until a node offers the pod's resources.
         quota = self.quota.current()
-        names = {name: quota.for_namespace(name) for name in self.settler.known_namespaces()} if quota else {}
+        names = {name: quota.for_namespace(name) for name in self.recounter.known_namespaces()} if quota else {}
         self.retrier.models_changed([name for name, limits in names.items() if limits and limits.require_nodes])
 
     def _quota_changed(self) -> None:
@@ -329,7 +329,7 @@ class Leader:
     def _namespace_changed(self, namespace: str) -> None:
         # A new namespace needs a usage report. The report of a deleted namespace is dropped. If a label of a namespace
         # has changed, the report may change.
-        self.settler.queue.add(namespace)
+        self.recounter.queue.add(namespace)
         self.publisher.reconciler.queue.add(namespace)
 
     def _report(self, namespace: str, use: NamespaceUse | None) -> None:

@@ -23,22 +23,22 @@ def register_leading(registry: CollectorRegistry, is_leading: Callable[[], bool]
     register_build(registry)
 
 
-class SettleMetrics:
-    """Metrics about settling, which recounts the ledgers of namespaces from the stored objects."""
+class RecountMetrics:
+    """Metrics about recounting the ledgers of namespaces from the stored objects."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.lag = Gauge(
-            "vcuda_settle_lag_seconds",
-            "Seconds since the namespace that has waited longest was due to be settled; 0 if no namespace waits.",
+            "vcuda_recount_lag_seconds",
+            "Seconds since the namespace that has waited longest was due to be recounted; 0 if no namespace waits.",
             registry=registry,
         )
-        self.seconds = Histogram("vcuda_settle_seconds", "Time to settle one namespace.", registry=registry)
+        self.seconds = Histogram("vcuda_recount_seconds", "Time to recount one namespace.", registry=registry)
         self.released = Counter(
-            "vcuda_settle_pending_settled", "Pending charges that became committed or were released.", registry=registry
+            "vcuda_recount_pending_ended", "Pending charges that became committed or were released.", registry=registry
         )
         self.drift = Counter(
-            "vcuda_settle_mended",
-            "Ledgers that a resync found to differ from the stored objects although no settling was due.",
+            "vcuda_recount_drifts",
+            "Ledgers that a resync found to differ from the stored objects although no recounting was due.",
             registry=registry,
         )
 
@@ -60,7 +60,7 @@ class EvictionMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.evictions = Counter(
-            "vcuda_audit_evictions",
+            "vcuda_violations_evictions",
             "Evictions requested for pods beyond their quota, by outcome.",
             ["outcome"],
             registry=registry,
@@ -76,9 +76,9 @@ class ViolationsCollector(Collector):
     # The numbers are computed at each scrape, so that the numbers of deleted namespaces disappear.
     def collect(self) -> Iterable[Metric]:
         labels = ["namespace", "finding"]
-        pods = GaugeMetricFamily("vcuda_audit_pods", "Pods that their quota would not admit.", labels=labels)
+        pods = GaugeMetricFamily("vcuda_violations_pods", "Pods that their quota would not admit.", labels=labels)
         claims = GaugeMetricFamily(
-            "vcuda_audit_claims", "ResourceClaims that their quota would not admit.", labels=labels
+            "vcuda_violations_claims", "ResourceClaims that their quota would not admit.", labels=labels
         )
         for (kind, *values), count in self.counts().items():
             (pods if kind == "Pod" else claims).add_metric(values, count)

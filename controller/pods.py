@@ -1,4 +1,4 @@
-"""Watches the pods that use GPUs and returns their charges, from which the controller settles (recounts) the ledgers.
+"""Watches the pods that use GPUs and returns their charges, from which the controller recounts the ledgers.
 
 Two kinds of pod are kept. Pods that request GPUs are charged. Pods that only use ResourceClaims are not charged. Module
 `controller.claims` needs the second kind to determine how long the devices of a claim may stay in use.
@@ -27,14 +27,14 @@ from vcuda.k8s_types import Decoder, Pod
 from vcuda.kube import Kube, Reflector, segment
 from vcuda.ledger.ledger import (
     FULL,
-    LEAST_TERMINATING_SECONDS,
+    MIN_TERMINATING_SECONDS,
     Terminating,
     charges_by_model,
     is_older,
     long_grace,
     long_graces,
 )
-from vcuda.ledger.settle import ObservedPods
+from vcuda.ledger.recount import ObservedPods
 from vcuda.placement import affinity
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import CORES_PER_CARD, Charge
@@ -44,7 +44,7 @@ from vcuda.requests.resources import BUILT_IN, GpuResources
 REMEMBER_GONE_SECONDS = 180.0
 """Seconds for which a deleted pod's uid is kept. It shows that a pod with a pending charge was stored and deleted."""
 
-MOST_GONE = 32_768
+MAX_GONE = 32_768
 """The most uids of deleted objects that are kept. If a uid is forgotten early, its charge is released later."""
 
 EVERY_CARD = Charge(MAX_CARDS * CORES_PER_CARD, MAX_MEMORY)
@@ -72,9 +72,9 @@ class GoneUids:
         self._by_namespace: dict[str, Counter[str]] = {}
 
     def add(self, namespace: str, uid: str) -> None:
-        """Remember a uid. Forget uids that are older than REMEMBER_GONE_SECONDS, and the oldest beyond `MOST_GONE`."""
+        """Remember a uid. Forget uids that are older than REMEMBER_GONE_SECONDS, and the oldest beyond `MAX_GONE`."""
         now = self._clock()
-        while self._in_order and (self._in_order[0][0] <= now or len(self._in_order) >= MOST_GONE):
+        while self._in_order and (self._in_order[0][0] <= now or len(self._in_order) >= MAX_GONE):
             _, home, old = self._in_order.popleft()
             uids = self._by_namespace[home]
             uids[old] -= 1
@@ -180,7 +180,7 @@ class PodInformer:
         return (known if known.counts_like(counted_by) else counted_by).version
 
     def observed(self, namespace: str, nodes: Nodes) -> ObservedPods:
-        """Return the charges of a namespace's pods at one resourceVersion, for settling its ledger.
+        """Return the charges of a namespace's pods at one resourceVersion, for recounting its ledger.
 
         Raises Unavailable while a pod of the namespace cannot be decoded, because its charge is unknown.
         """
@@ -246,7 +246,7 @@ class PodInformer:
 
     def seconds_of(self, pod: KeptPod) -> int:
         """Return for how many seconds the containers of a pod may run after its deletion."""
-        return int(min(max(pod.grace_seconds, LEAST_TERMINATING_SECONDS), self.max_terminating))
+        return int(min(max(pod.grace_seconds, MIN_TERMINATING_SECONDS), self.max_terminating))
 
     def pods(self, namespace: str) -> list[StoredPod]:
         """Return a namespace's pods that request GPUs, including finished pods."""
@@ -288,7 +288,7 @@ class PodInformer:
 
     def _on_listed(self) -> None:
         self._counted_by = self._decoding
-        # After a LIST, settle every ledger, because the deletion of a pod before the LIST may have caused no event.
+        # After a LIST, recount every ledger, because the deletion of a pod before the LIST may have caused no event.
         for namespace in self.namespaces():
             self._on_change(namespace)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from controller.settle.labels import ENFORCED_LABEL
+from controller.recount.labels import ENFORCED_LABEL
 from vcuda import errors
 from vcuda.k8s_types import K8sStruct
 from vcuda.kube import MERGE_PATCH, Kube, segment
@@ -64,7 +64,7 @@ class Uninstall:
 
         ``seconds``: how long to retry. The API server still applies a deleted policy for a few seconds.
 
-        Raises VcudaError if the API server still refuses a change after this time, or if the webhook or the controller
+        Raises VcudaError if the API server still rejects a change after this time, or if the webhook or the controller
         still writes removed objects again.
         """
         deadline = self.monotonic() + seconds

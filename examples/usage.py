@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from controller.certificates import ServedCertificate
-from controller.refusals import ReportedObject
+from controller.seen_events import ReportedObject
 from controller.ui.document import Document, Documents, Holder, ModelCards
 from controller.ui.events import by_turns
 from controller.ui.leading import without_pods

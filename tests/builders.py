@@ -117,6 +117,6 @@ def policy_for(quota: NamespaceQuota, nodes: Nodes | None = None, namespace: str
 def quota_faults(text: str) -> tuple[Fault, ...]:
     try:
         parse_quota(text)
-    except QuotaFault as refusal:
-        return refusal.faults
+    except QuotaFault as rejection:
+        return rejection.faults
     return ()

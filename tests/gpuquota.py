@@ -18,18 +18,18 @@ from vcuda.quota.terms import USAGE_LABELS
 
 
 class Cluster(ApiDouble):
-    """A test double of a cluster with published usage reports. It admits every dry run unless ``refusal`` is set.
+    """A test double of a cluster with published usage reports. It admits every dry run unless ``rejection`` is set.
 
-    ``refusals``: the refusals of the dry runs of some collections, by the path of the collection.
+    ``rejections``: the rejections of the dry runs of some collections, by the path of the collection.
 
     ``asked``: the dry runs with the real name of an object. ``probes``: the dry runs with an invalid name.
-    ``webhook``: the webhook's refusal of probes. The API server checks a name only after the webhooks have answered.
+    ``webhook``: the webhook's rejection of probes. The API server checks a name only after the webhooks have answered.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.refusal: VcudaError | None = None
-        self.refusals: Mapping[str, VcudaError] = {}
+        self.rejection: VcudaError | None = None
+        self.rejections: Mapping[str, VcudaError] = {}
         self.pinned_to: str | None = "M40"
         self.warnings: tuple[str, ...] = ()
         self.asked: list[tuple[str, object, Manifest]] = []
@@ -54,8 +54,8 @@ class Cluster(ApiDouble):
         created = json.loads(body)
         is_probe = created["metadata"].get("name", "").startswith("_")
         (self.probes if is_probe else self.asked).append((path, params, created))
-        if refusal := self.refusals.get(path) or self.refusal or (self.webhook if is_probe else None):
-            raise refusal
+        if rejection := self.rejections.get(path) or self.rejection or (self.webhook if is_probe else None):
+            raise rejection
         if is_probe:
             raise ApiError(
                 422, f'Pod "{PROBE}" is invalid: metadata.name: Invalid value: "{PROBE}": a lowercase RFC 1123'

@@ -10,7 +10,7 @@ from celpy.adapter import json_to_cel
 
 from tests.guarded import GUARDED_ANNOTATIONS
 from tests.rendered import BASE, Json, rendered
-from vcuda.requests.refusals import COMPUTE_POLICY, KAI
+from vcuda.requests.bypasses import COMPUTE_POLICY, KAI
 from vcuda.requests.schemes import SCHEMES
 
 ANNOTATIONS = sorted(

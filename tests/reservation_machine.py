@@ -1,4 +1,4 @@
-"""A state machine for Hypothesis: replicas admit from reservations, and leaders settle, in any order of steps."""
+"""A state machine for Hypothesis: replicas admit from reservations, and leaders recount, in any order of steps."""
 
 from collections.abc import Callable
 
@@ -99,11 +99,11 @@ class ReservationMachine(RuleBasedStateMachine):
         self.world.leaders[leader].look()
 
     @rule(leader=leaders, through=st.booleans(), look=st.booleans())
-    def settle(self, leader: int, *, through: bool, look: bool) -> None:
+    def recount(self, leader: int, *, through: bool, look: bool) -> None:
         if through:
-            self.world.settle(leader, look=look)
+            self.world.recount(leader, look=look)
         else:
-            self.world.leaders[leader].settle()
+            self.world.leaders[leader].recount()
 
     @rule(model=models, limit=limits)
     def set_limit(self, model: str, limit: Limit) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from tests.reservation_subjects import LIMITS
 from tests.reservation_world import ReservationWorld
 from vcuda.quota.model import Charge, Limit
-from webhook.ledger.leases import RATE_SECONDS, WRITE_SECONDS
+from webhook.ledger.reservations import RATE_SECONDS, WRITE_SECONDS
 
 Scenario = Callable[[ReservationWorld], None]
 
@@ -24,9 +24,9 @@ def others_take_all_that_is_left(world: ReservationWorld) -> None:
     world.go_on()
 
 
-def settled_and_filled(world: ReservationWorld) -> None:
-    """A leader settles. Then replica B gets requests for 60 cards, which is more than the free quota."""
-    world.settle()
+def recounted_and_filled(world: ReservationWorld) -> None:
+    """A leader recounts. Then replica B gets requests for 60 cards, which is more than the free quota."""
+    world.recount()
     world.ask(B, 60)
     world.through()
 
@@ -43,10 +43,10 @@ def late_grant(world: ReservationWorld, seconds: float) -> None:
 
 
 def others_try_again_and_again(world: ReservationWorld) -> None:
-    """Time passes until no earlier pod can still be stored. Each time, a leader settles, and B requests all quota."""
+    """Time passes until no earlier pod can still be stored. Each time, a leader recounts, and B requests all quota."""
     for seconds in (3, 58, 5, 7.5, 0.7, 0.4, 0.4, 0.4, 0.4, 0.4, 5, 5, 5):
         world.pass_by(seconds)
-        settled_and_filled(world)
+        recounted_and_filled(world)
 
 
 def reaped_when_what_it_granted_last_is_no_longer_stored(world: ReservationWorld) -> None:
@@ -76,7 +76,7 @@ def granted_past_its_time(world: ReservationWorld) -> None:
     late_grant(world, 12)
     world.crash(A)
     world.pass_by(74.9)
-    settled_and_filled(world)
+    recounted_and_filled(world)
 
 
 def its_time_counts_from_before_the_write(world: ReservationWorld) -> None:
@@ -90,7 +90,7 @@ def its_time_counts_from_before_the_write(world: ReservationWorld) -> None:
     put.arrive()
     landed = int(world.time.now)
     world.store_some()
-    world.settle()
+    world.recount()
     world.pass_by(8)
     world.answer(put)
     world.pause(A)
@@ -99,7 +99,7 @@ def its_time_counts_from_before_the_write(world: ReservationWorld) -> None:
     world.resume(A)
     world.crash(A)
     world.pass_by(landed + 86.9 - world.time.now)
-    settled_and_filled(world)
+    recounted_and_filled(world)
 
 
 def written(world: ReservationWorld, size: str = "card") -> None:
@@ -117,7 +117,7 @@ def clocks_that_stood_still(world: ReservationWorld) -> None:
     world.ask(A, 3)
     world.crash(A)
     world.pass_by(48)
-    settled_and_filled(world)
+    recounted_and_filled(world)
 
 
 def the_next_reservation_is_larger_and_that_write_is_lost(world: ReservationWorld) -> None:
@@ -258,7 +258,7 @@ def its_reservation_was_reaped(world: ReservationWorld) -> None:
     world.store_some()
     for _ in range(2):
         world.pass_by(50)
-        world.settle()
+        world.recount()
     assert not world.ledger().reserved
     world.resume(A)
     world.go_on()
@@ -274,7 +274,7 @@ def reaped_by_a_count_of_that_moment(world: ReservationWorld) -> None:
     world.store_some()
     world.crash(A)
     world.pass_by(90)
-    world.settle(look=False)
+    world.recount(look=False)
 
 
 def renewed_for_longer_than_it_could_stand_by_itself(world: ReservationWorld) -> None:
@@ -313,16 +313,16 @@ def never_stored(world: ReservationWorld) -> None:
 def stored_at_the_last_moment(world: ReservationWorld) -> None:
     world.ask(B, 2)
     world.through()
-    world.settle()
+    world.recount()
     world.pass_by(70)
-    world.settle()
+    world.recount()
 
 
 def stored_where_the_leader_has_not_seen_it(world: ReservationWorld) -> None:
     stored_at_the_last_moment(world)
     world.store_some()
     world.pass_by(10)
-    world.settle(look=False)
+    world.recount(look=False)
 
 
 def play(scenario: Scenario, world: ReservationWorld) -> None:

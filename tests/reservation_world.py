@@ -1,4 +1,4 @@
-"""Runs the real code of replicas that admit from reservations, and of leaders that settle, with one API server.
+"""Runs the real code of replicas that admit from reservations, and of leaders that recount, with one API server.
 
 `ReservationWorld` also records which pods and claims are stored, and which may still be stored, to check the ledger.
 """
@@ -21,7 +21,7 @@ from tests.quota_map import QUOTA, store_quota
 from tests.replicas import LEDGER
 from tests.reservation_subjects import LIMITS, TEAM, Subject
 from tests.stepped import DriftingClock, OpenCall, SteppedLoop, TrueTime, Wire, WireExecutor
-from tests.watching import catch_up, unwatched_settler
+from tests.watching import catch_up, unwatched_recounter
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.errors import LedgerLost, Unavailable, VcudaError
 from vcuda.kube import LedgerStore, Reflector
@@ -31,8 +31,8 @@ from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Grant, Limit, NamespaceQuota, fits, total
 from vcuda.quota.terms import STORABLE_SECONDS
 from webhook.ledger.cluster_ledgers import ClusterLedgers
-from webhook.ledger.leases import RATE_SECONDS
 from webhook.ledger.ledgers import ChargeRequest, Decision
+from webhook.ledger.reservations import RATE_SECONDS
 from webhook.metrics import LedgerMetrics
 
 CALL_SECONDS = 8.0
@@ -83,10 +83,14 @@ class Leader:
         self._wire = world.wire
         clock = DriftingClock(world.time, rate)
         kube = world.api.kube
-        self._settler, quota, nodes = unwatched_settler(kube, world.store(clock), clock=clock.now)
-        self._reflectors: list[Reflector[Any]] = [quota.reflector, self._settler.ledgers, self._settler.pods.reflector]
+        self._recounter, quota, nodes = unwatched_recounter(kube, world.store(clock), clock=clock.now)
+        self._reflectors: list[Reflector[Any]] = [
+            quota.reflector,
+            self._recounter.ledgers,
+            self._recounter.pods.reflector,
+        ]
         if world.claims:
-            self._reflectors.append(self._settler.claims.reflector)
+            self._reflectors.append(self._recounter.claims.reflector)
         nodes.reflector.relist()
         self.look()
 
@@ -94,14 +98,14 @@ class Leader:
         for reflector in self._reflectors:
             catch_up(reflector)
 
-    def settle(self) -> None:
-        """Start to settle, unless this leader is already settling."""
+    def recount(self) -> None:
+        """Start to recount, unless this leader is already recounting."""
         if not self._wire.of(self):
-            self._wire.run(self, self._settle)
+            self._wire.run(self, self._recount)
 
-    def _settle(self) -> None:
+    def _recount(self) -> None:
         with contextlib.suppress(VcudaError):
-            self._settler.settle(TEAM)
+            self._recounter.recount(TEAM)
 
 
 class ReservationWorld:
@@ -136,7 +140,7 @@ class ReservationWorld:
         self.ask(0)
         self.through()
         self.store_some()
-        self.settle()
+        self.recount()
         self.pass_by(RATE_SECONDS)
 
     def __enter__(self) -> Self:
@@ -200,11 +204,11 @@ class ReservationWorld:
             self.subjects[uid] = self.subjects[uid]._replace(before=len(self._edits) - 1)
 
     def reserve(self, replica: int, number: int = 12, model: str = "M40", size: str = "card") -> None:
-        """Create so many objects that the replica makes a reservation. All objects are stored, and a leader settles."""
+        """Create so many objects that the replica makes a reservation. All are stored, and a leader recounts."""
         self.ask(replica, number, model, size)
         self.go_on()
         self.store_some()
-        self.settle()
+        self.recount()
 
     def flush(self, replica: int) -> list[OpenCall]:
         """Have a replica flush now. Return its API calls that have no answer yet."""
@@ -318,10 +322,10 @@ class ReservationWorld:
 
     # Steps of leaders
 
-    def settle(self, leader: int = 0, *, look: bool = True) -> None:
+    def recount(self, leader: int = 0, *, look: bool = True) -> None:
         if look:
             self.leaders[leader].look()
-        self.leaders[leader].settle()
+        self.leaders[leader].recount()
         self.through(self.leaders[leader])
         self.check()
 
@@ -369,7 +373,7 @@ class ReservationWorld:
             self.through()
             self.store_some()
             for leader in range(len(self.leaders)):
-                self.settle(leader)
+                self.recount(leader)
             self.pass_by(15)
         if LEDGER in self.api.objects:
             ledger = self.ledger()

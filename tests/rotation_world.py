@@ -196,7 +196,7 @@ class World(Clock):
     def take(self, policy: steps.RotationPolicy = NEW, seen: steps.SeenFor = SEEN_LONG) -> steps.Decision:
         """Make the write of the step that is due, and return the step. Pods follow the Secret later."""
         decision = self.decide(policy, seen)
-        assert not isinstance(decision, steps.Wait | steps.StepRefused | steps.Done)
+        assert not isinstance(decision, steps.Wait | steps.StepRejected | steps.Done)
         self.write(steps.write_of(decision, self.read(self.now), self.time, policy))
         return decision
 

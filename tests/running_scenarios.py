@@ -29,7 +29,7 @@ def running(
         assert world.admit_claim(claim)
         world.store(claim)
     world.bind(pod)
-    world.hear_and_settle()
+    world.hear_and_recount()
     return pod
 
 
@@ -43,8 +43,8 @@ def let_claim_go(world: RunningWorld, pod: TruePod) -> None:
 def a_pod_is_deleted_by_force(world: RunningWorld) -> None:
     pod = running(world, "pod", 60)
     world.delete(pod)
-    world.hear_and_settle()
-    world.settle_after(59)
+    world.hear_and_recount()
+    world.recount_after(59)
 
 
 def a_pod_is_deleted_by_force_some_time_after_it_was_admitted(world: RunningWorld) -> None:
@@ -52,31 +52,31 @@ def a_pod_is_deleted_by_force_some_time_after_it_was_admitted(world: RunningWorl
     pod = running(world, "pod", 60)
     world.pass_by(70)
     world.delete(pod)
-    world.hear_and_settle()
-    world.settle_after(10)
+    world.hear_and_recount()
+    world.recount_after(10)
 
 
 def a_pod_is_deleted_by_force_and_its_claim_goes(world: RunningWorld) -> None:
     pod = running(world, "pod", 60, claimed=True)
     world.delete(pod)
     let_claim_go(world, pod)
-    world.hear_and_settle()
-    world.settle_after(59)
+    world.hear_and_recount()
+    world.recount_after(59)
 
 
 def the_claim_of_a_group_goes_after_the_forced_deletion_of_its_pod(world: RunningWorld) -> None:
     pod = running(world, "pod", LONG, claimed=True, grouped=True)
     world.delete(pod)
     let_claim_go(world, pod)
-    world.hear_and_settle()
-    world.settle_after(LONG - 1)
+    world.hear_and_recount()
+    world.recount_after(LONG - 1)
 
 
 def a_pod_with_no_grace_period_is_deleted_by_force(world: RunningWorld) -> None:
     pod = running(world, "pod", 0)
     world.delete(pod)
-    world.hear_and_settle()
-    world.settle_after(1)
+    world.hear_and_recount()
+    world.recount_after(1)
 
 
 def the_watch_of_pods_is_behind_for_long(world: RunningWorld) -> None:
@@ -85,19 +85,19 @@ def the_watch_of_pods_is_behind_for_long(world: RunningWorld) -> None:
     let_claim_go(world, pod)
     world.leader.hear(CLAIMS, 10)
     for _ in range(3):
-        world.settle()
+        world.recount()
         world.pass_by(AWAIT_PODS_SECONDS)
-    world.hear_and_settle()
+    world.hear_and_recount()
 
 
 def the_watch_of_pods_missed_the_deletion(world: RunningWorld) -> None:
     running(world, "other")
     pod = running(world, "pod", LONG, claimed=True)
     world.delete(pod)
-    world.settle_by_a_new_leader()
+    world.recount_by_a_new_leader()
     let_claim_go(world, pod)
-    world.hear_and_settle()
-    world.settle_after(LONG - 10)
+    world.hear_and_recount()
+    world.recount_after(LONG - 10)
 
 
 def a_claim_lost_its_devices_while_nobody_led_and_goes_later(world: RunningWorld) -> None:
@@ -105,28 +105,28 @@ def a_claim_lost_its_devices_while_nobody_led_and_goes_later(world: RunningWorld
     pod = running(world, "pod", LONG, claimed=True)
     world.delete(pod)
     world.leave(world.claims[pod.claim], pod)
-    world.settle_by_a_new_leader()
+    world.recount_by_a_new_leader()
     world.delete_claim(world.claims[pod.claim])
-    world.hear_and_settle()
-    world.settle_after(LONG - 10)
+    world.hear_and_recount()
+    world.recount_after(LONG - 10)
 
 
 def a_pod_goes_and_its_claim_while_nobody_leads(world: RunningWorld) -> None:
     pod = running(world, "pod", LONG, claimed=True)
     running(world, "other")
     world.delete(pod)
-    world.hear_and_settle()
+    world.hear_and_recount()
     let_claim_go(world, pod)
-    world.settle_by_a_new_leader()
-    world.settle_after(LONG - 10)
+    world.recount_by_a_new_leader()
+    world.recount_after(LONG - 10)
 
 
 def a_pod_goes_while_nobody_leads(world: RunningWorld) -> None:
     running(world, "other")
     pod = running(world, "pod", LONG)
     world.delete(pod)
-    world.settle_by_a_new_leader()
-    world.settle_after(LONG - 10)
+    world.recount_by_a_new_leader()
+    world.recount_after(LONG - 10)
 
 
 def a_pod_and_its_claim_go_while_nobody_leads(world: RunningWorld) -> None:
@@ -134,17 +134,17 @@ def a_pod_and_its_claim_go_while_nobody_leads(world: RunningWorld) -> None:
     pod = running(world, "pod", LONG, claimed=True)
     world.delete(pod)
     let_claim_go(world, pod)
-    world.settle_by_a_new_leader()
-    world.settle_after(LONG - 10)
+    world.recount_by_a_new_leader()
+    world.recount_after(LONG - 10)
 
 
 def a_pod_comes_and_goes_while_nobody_leads(world: RunningWorld) -> None:
     pod = TruePod("pod", LONG)
     world.start(pod)
     world.delete(pod)
-    world.settle_by_a_new_leader()
+    world.recount_by_a_new_leader()
     for _ in range(2):
-        world.settle_after(STORABLE_SECONDS + 1)
+        world.recount_after(STORABLE_SECONDS + 1)
 
 
 def a_pod_comes_and_goes_with_its_claim_while_nobody_leads(world: RunningWorld) -> None:
@@ -156,9 +156,9 @@ def a_pod_comes_and_goes_with_its_claim_while_nobody_leads(world: RunningWorld) 
     world.bind(pod)
     world.delete(pod)
     let_claim_go(world, pod)
-    world.settle_by_a_new_leader()
+    world.recount_by_a_new_leader()
     for _ in range(2):
-        world.settle_after(STORABLE_SECONDS + 1)
+        world.recount_after(STORABLE_SECONDS + 1)
 
 
 def two_pods_share_a_claim_and_the_first_is_deleted_by_force(world: RunningWorld) -> None:
@@ -167,12 +167,12 @@ def two_pods_share_a_claim_and_the_first_is_deleted_by_force(world: RunningWorld
     world.start(second)
     world.delete(first)
     world.leave(world.claims[first.claim], first)
-    world.hear_and_settle()
+    world.hear_and_recount()
     world.end(second)
     world.leader.hear_all()
     let_claim_go(world, second)
-    world.hear_and_settle()
-    world.settle_after(LONG - 10)
+    world.hear_and_recount()
+    world.recount_after(LONG - 10)
 
 
 def a_claim_loses_its_devices_and_is_used_again(world: RunningWorld) -> None:
@@ -180,10 +180,10 @@ def a_claim_loses_its_devices_and_is_used_again(world: RunningWorld) -> None:
     first = running(world, "first", LONG, claimed=True)
     world.delete(first)
     world.leave(world.claims[first.claim], first)
-    world.hear_and_settle()
+    world.hear_and_recount()
     second = TruePod("second", 30, first.claim)
     world.start(second)
-    world.hear_and_settle()
+    world.hear_and_recount()
 
 
 def a_pod_that_only_a_replica_has_counted_is_deleted_by_force(world: RunningWorld) -> None:
@@ -193,8 +193,8 @@ def a_pod_that_only_a_replica_has_counted_is_deleted_by_force(world: RunningWorl
     world.start(pod)
     world.count_by_replica()
     world.delete(pod)
-    world.settle()
-    world.settle_after(20)
+    world.recount()
+    world.recount_after(20)
 
 
 def a_standby_that_is_behind_becomes_the_leader(world: RunningWorld) -> None:
@@ -202,9 +202,9 @@ def a_standby_that_is_behind_becomes_the_leader(world: RunningWorld) -> None:
     pod = running(world, "pod", LONG)
     world.delete(pod)
     world.hand_over()
-    world.settle()
-    world.hear_and_settle()
-    world.settle_after(LONG - 10)
+    world.recount()
+    world.hear_and_recount()
+    world.recount_after(LONG - 10)
 
 
 def a_former_leader_still_recounts(world: RunningWorld) -> None:
@@ -214,7 +214,7 @@ def a_former_leader_still_recounts(world: RunningWorld) -> None:
     world.delete(pod)
     running(world, "new")
     recount_by_standby(world)
-    world.settle_after(LONG - 10)
+    world.recount_after(LONG - 10)
     recount_by_standby(world)
 
 
@@ -225,15 +225,15 @@ def a_standby_recounts_beside_the_leader(world: RunningWorld) -> None:
     let_claim_go(world, pod)
     world.standby.hear(CLAIMS, 10)
     recount_by_standby(world)
-    world.hear_and_settle()
+    world.hear_and_recount()
     world.delete(other)
     world.standby.hear_all()
     recount_by_standby(world)
-    world.settle_after(LONG - 10)
+    world.recount_after(LONG - 10)
 
 
 def recount_by_standby(world: RunningWorld) -> None:
-    world.standby.settle(looks=True)
+    world.standby.recount(looks=True)
     world.check()
 
 

@@ -12,19 +12,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller.settle.charge_ages import SettleTiming
+from controller.recount.charge_ages import RecountTiming
 from tests import builders
 from tests.api_double import ApiDouble
 from tests.builders import Manifest
 from tests.quota_map import store_quota
-from tests.watching import unwatched_settler
+from tests.watching import unwatched_recounter
 from vcuda.allocations.stored_claims import ClaimCharge
 from vcuda.errors import VcudaError
 from vcuda.kube import LedgerStore, Reflector
 from vcuda.kube.reflector import SILENCE
 from vcuda.kube.watch import read_event
 from vcuda.ledger.ledger import Admitted, Ledger
-from vcuda.ledger.settle import settle
+from vcuda.ledger.recount import recount
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from vcuda.quota.terms import STORABLE_SECONDS
@@ -34,12 +34,12 @@ TEAM, MODEL = "team-a", "A100"
 ONE = Charge(100, 0, 100)
 QUOTA = NamespaceQuota({MODEL: Limit(1000)})
 PODS, CLAIMS = f"/api/v1/namespaces/{TEAM}/pods", f"/apis/resource.k8s.io/v1/namespaces/{TEAM}/resourceclaims"
-LEAST_SECONDS = 2
+MIN_SECONDS = 2
 """Minimum time that containers run after a forced deletion: kubelet gives each container a second to end."""
 
 MAX_TERMINATING = 600
 
-LONGEST_LAG = SILENCE
+MAX_LAG = SILENCE
 """Seconds within which a watch delivers an event or is replaced."""
 
 
@@ -93,14 +93,14 @@ class WatchingLeader:
     def __init__(self, world: "RunningWorld") -> None:
         self._world = world
         kube = world.api.kube
-        timing = SettleTiming(max_terminating=MAX_TERMINATING)
-        self.settler, quota, nodes = unwatched_settler(kube, world.new_store(), timing=timing, clock=world.clock)
+        timing = RecountTiming(max_terminating=MAX_TERMINATING)
+        self.recounter, quota, nodes = unwatched_recounter(kube, world.new_store(), timing=timing, clock=world.clock)
         self._reflectors: Mapping[str, Reflector[Any]] = {
-            PODS: self.settler.pods.reflector,
-            CLAIMS: self.settler.claims.reflector,
+            PODS: self.recounter.pods.reflector,
+            CLAIMS: self.recounter.claims.reflector,
         }
         self._delivered: dict[str, int] = {}
-        for reflector in (quota.reflector, nodes.reflector, self.settler.ledgers):
+        for reflector in (quota.reflector, nodes.reflector, self.recounter.ledgers):
             reflector.relist()
         self.miss(PODS)
         self.miss(CLAIMS)
@@ -126,17 +126,17 @@ class WatchingLeader:
         for collection in (PODS, CLAIMS):
             self.hear(collection, len(self._world.events[collection]))
 
-    def settle(self, *, looks: bool) -> None:
-        """Settle the ledger. If ``looks`` is true, first deliver the newest ledger to the leader."""
+    def recount(self, *, looks: bool) -> None:
+        """Recount the ledger. If ``looks`` is true, first deliver the newest ledger to the leader."""
         if looks:
-            self.settler.ledgers.relist()
+            self.recounter.ledgers.relist()
         with contextlib.suppress(VcudaError):
-            self.settler.settle(TEAM)
+            self.recounter.recount(TEAM)
 
     def note(self) -> None:
         """Note the ages of the charges in the newest ledger, as a standby does."""
-        self.settler.ledgers.relist()
-        self.settler.note_ages()
+        self.recounter.ledgers.relist()
+        self.recounter.note_ages()
 
 
 class RunningWorld:
@@ -223,7 +223,7 @@ class RunningWorld:
         """Delete a pod by force. If it is bound and has not ended, its containers run on for the grace period."""
         pod.stored = False
         if pod.runs_until == math.inf:
-            pod.runs_until = self.now + min(max(pod.grace, LEAST_SECONDS), MAX_TERMINATING)
+            pod.runs_until = self.now + min(max(pod.grace, MIN_SECONDS), MAX_TERMINATING)
         self._remove(pod)
 
     def leave(self, claim: TrueClaim, pod: TruePod) -> None:
@@ -267,24 +267,24 @@ class RunningWorld:
     def check(self) -> None:
         assert self.used() >= self.held(), f"{self.held()} cores may be in use, and {self.used()} are counted"
 
-    def settle(self, *, looks: bool = True) -> None:
-        """Have the leader settle by the delivered events, and settle again after it has seen its own write."""
-        self.leader.settle(looks=looks)
+    def recount(self, *, looks: bool = True) -> None:
+        """Have the leader recount by the delivered events, and recount again after it has seen its own write."""
+        self.leader.recount(looks=looks)
         self.check()
-        self.leader.settle(looks=True)
+        self.leader.recount(looks=True)
         self.check()
 
-    def hear_and_settle(self) -> None:
+    def hear_and_recount(self) -> None:
         self.leader.hear_all()
-        self.settle()
+        self.recount()
 
-    def settle_after(self, seconds: float) -> None:
+    def recount_after(self, seconds: float) -> None:
         self.pass_by(seconds)
-        self.settle()
+        self.recount()
 
-    def settle_by_a_new_leader(self) -> None:
+    def recount_by_a_new_leader(self) -> None:
         self.change_leader()
-        self.settle()
+        self.recount()
 
     def change_leader(self) -> None:
         self.leader = WatchingLeader(self)
@@ -297,15 +297,15 @@ class RunningWorld:
         """Have a replica count by a LIST and write the result, as after an edit of the quota."""
         stored = self._store.open(TEAM)
         observed = self._store.count_pods(TEAM)
-        counted = settle(stored.ledger, observed, counted_since=observed.resource_version)
+        counted = recount(stored.ledger, observed, counted_since=observed.resource_version)
         self._store.write(TEAM, counted, stored)
         self.check()
 
     def pass_by(self, seconds: float) -> None:
-        """Let time pass. Events arrive within `LONGEST_LAG`, because a watch that is silent for longer is replaced."""
+        """Let time pass. Events arrive within `MAX_LAG`, because a watch that is silent for longer is replaced."""
         self.now += seconds
         for each in (self.leader, self.standby):
-            each.hear_until(self.now - LONGEST_LAG)
+            each.hear_until(self.now - MAX_LAG)
         self.check()
 
     def held(self) -> int:

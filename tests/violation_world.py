@@ -26,20 +26,20 @@ HOUR = 3600.0
 
 
 class Cluster(ApiDouble):
-    """A test double of the API server. Evicted pods terminate. If ``refusal`` is set, evictions raise this error."""
+    """A test double of the API server. Evicted pods terminate. If ``rejection`` is set, evictions raise this error."""
 
     def __init__(self) -> None:
         super().__init__()
         self.evictions: list[dict[str, Any]] = []
-        self.refusal: VcudaError | None = None
+        self.rejection: VcudaError | None = None
 
     def post(self, path: str, body: bytes, params: object = None, timeout: float = 10) -> bytes:
         """Create an object, or start the eviction of a pod."""
         if not path.endswith("/eviction"):
             return super().post(path, body, params, timeout)
         self.evictions.append(json.loads(body))
-        if self.refusal:
-            raise self.refusal
+        if self.rejection:
+            raise self.rejection
         self.terminate(path.split("/")[-2])
         return b"{}"
 
@@ -124,7 +124,7 @@ class Watched:
         return [line["event"] for line in logs]
 
     def counted(self, name: str, **labels: str) -> float | None:
-        return self.registry.get_sample_value(f"vcuda_audit_{name}", labels)
+        return self.registry.get_sample_value(f"vcuda_violations_{name}", labels)
 
 
 def crowded() -> Cluster:

@@ -7,9 +7,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from controller.claims import ClaimInformer
-from controller.metrics import SettleMetrics
+from controller.metrics import RecountMetrics
 from controller.pods import PodInformer
-from controller.settle.settler import Settler
+from controller.recount.recounter import Recounter
 from tests.api_double import ApiDouble
 from tests.builders import LABELS
 from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, QuotaPlace, Reflector
@@ -23,12 +23,14 @@ def catch_up(reflector: Reflector[Any]) -> None:
     reflector.synced.set()
 
 
-def unwatched_settler(kube: Kube, store: LedgerStore, **options: Any) -> tuple[Settler, QuotaInformer, NodeInformer]:
-    """Return a settler, with its informers of the quota and of nodes. None of them has read any object yet."""
+def unwatched_recounter(
+    kube: Kube, store: LedgerStore, **options: Any
+) -> tuple[Recounter, QuotaInformer, NodeInformer]:
+    """Return a recounter, with its informers of the quota and of nodes. None of them has read any object yet."""
     quota = QuotaInformer(kube, QuotaPlace(), frozenset())
     nodes = NodeInformer(kube, LABELS, resources=quota.resources)
-    given = {"metrics": SettleMetrics(CollectorRegistry()), "on_report": lambda *_: None, **options}
-    return Settler(kube, store, quota, nodes, **given), quota, nodes
+    given = {"metrics": RecountMetrics(CollectorRegistry()), "on_report": lambda *_: None, **options}
+    return Recounter(kube, store, quota, nodes, **given), quota, nodes
 
 
 def claim_informer(

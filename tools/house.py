@@ -118,7 +118,7 @@ def figures() -> list[Figure]:
         Figure(
             "small helpers with one caller", str(sum(len(small_helpers(t)) for t in trees.values())), "no bound", True
         ),
-        Figure("modules of a create, of a settler's turn", path_lengths(), "no bound", holds=True),
+        Figure("modules of a create, of a recounter's turn", path_lengths(), "no bound", holds=True),
         Figure("test lines", str(tests), "no bound", holds=True),
     ]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from vcuda.errors import MOST_OF_MESSAGE, BadReview, Fault, cut
+from vcuda.errors import MAX_TEXT_LENGTH, BadReview, Fault, cut
 from vcuda.k8s_types import UNDECODABLE, Check, Decoder, K8sStruct, Operation, no_check
 
 API_VERSION = "admission.k8s.io/v1"
@@ -57,17 +57,17 @@ class AdmissionReview(K8sStruct, frozen=True, gc=False):
     request: AdmissionRequest | None = None
 
 
-MOST_REPAIRED = 2**18
+MAX_REPAIRED = 2**18
 """The maximum size in bytes of a review with values that are nested too deep to be decoded. The removal of such values
 takes longer than the decision. Claims can have such values in their ``parameters``, but useful claims have none."""
 
 TOO_DEEP = (
-    f"the admission review of this object has more than {MOST_REPAIRED} bytes ({MOST_REPAIRED // 2**10} KiB), "
+    f"the admission review of this object has more than {MAX_REPAIRED} bytes ({MAX_REPAIRED // 2**10} KiB), "
     "and has values that cannot be decoded, for example values nested a thousand levels deep. "
     "Make the object smaller, or its values less deep"
 )
 
-_DECODER = Decoder(AdmissionReview, MOST_REPAIRED)
+_DECODER = Decoder(AdmissionReview, MAX_REPAIRED)
 
 
 def read_review(body: bytes, check: Check = no_check) -> AdmissionRequest:
@@ -75,7 +75,7 @@ def read_review(body: bytes, check: Check = no_check) -> AdmissionRequest:
     try:
         review = _DECODER.decode(body, check)
     except UNDECODABLE as error:
-        if len(body) > MOST_REPAIRED and not isinstance(error, msgspec.ValidationError):
+        if len(body) > MAX_REPAIRED and not isinstance(error, msgspec.ValidationError):
             raise BadReview(TOO_DEEP, HTTPStatus.REQUEST_ENTITY_TOO_LARGE) from error
         raise BadReview(f"the body is not an AdmissionReview in JSON: {error}") from error
     if review.kind != KIND or review.api_version != API_VERSION:
@@ -94,7 +94,7 @@ class AdmissionResponse(msgspec.Struct, frozen=True, gc=False):
     """The decision in one word, for metrics and logs."""
     allowed: bool = True
     status: HTTPStatus = HTTPStatus.OK
-    """The HTTP status of a refusal."""
+    """The HTTP status of a rejection."""
     message: str = ""
     faults: Sequence[Fault] = ()
     patch: Sequence[Operation] = ()
@@ -110,21 +110,21 @@ class AdmissionResponse(msgspec.Struct, frozen=True, gc=False):
     """The rule that set the order in which GPU models were tried for the pod, for example ``order``."""
 
     def bounded(self) -> "AdmissionResponse":
-        """Return the response with a message and warnings of at most `MOST_OF_MESSAGE` characters each."""
-        if all(len(text) <= MOST_OF_MESSAGE for text in (self.message, *self.warnings)):
+        """Return the response with a message and warnings of at most `MAX_TEXT_LENGTH` characters each."""
+        if all(len(text) <= MAX_TEXT_LENGTH for text in (self.message, *self.warnings)):
             return self
-        texts = cut(self.message, MOST_OF_MESSAGE), [cut(each, MOST_OF_MESSAGE) for each in self.warnings]
+        texts = cut(self.message, MAX_TEXT_LENGTH), [cut(each, MAX_TEXT_LENGTH) for each in self.warnings]
         return msgspec.structs.replace(self, message=texts[0], warnings=texts[1])
 
 
-MOST_OF_PATCH = 2**23
+MAX_PATCH_BYTES = 2**23
 """The maximum size of a patch in bytes. An object that needs a larger patch is not stored: etcd accepts at most 1.5 MiB
 with an object."""
 
 PATCH_TOO_LARGE = (
-    f"the changes that this webhook makes to this object have more than {MOST_OF_PATCH} bytes "
-    f"({MOST_OF_PATCH // 2**20} MiB). Each term of a pod's required node affinity gets the pod's GPU model, pools and "
-    "nodeName. Use fewer terms"
+    f"the changes that this webhook makes to this object have more than {MAX_PATCH_BYTES} bytes "
+    f"({MAX_PATCH_BYTES // 2**20} MiB). Each term of a pod's required node affinity gets the pod's GPU model, pools "
+    "and nodeName. Use fewer terms"
 )
 
 
@@ -162,7 +162,7 @@ def _encode_patch(patch: Sequence[Operation], check: Check) -> msgspec.Raw:
             check()
         pieces.append(msgspec.json.encode(operation))
         size += len(pieces[-1])
-        if size > MOST_OF_PATCH:
+        if size > MAX_PATCH_BYTES:
             raise BadReview(PATCH_TOO_LARGE, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
     text = b"[" + b",".join(pieces) + b"]"
     step = 3 * 2**16  # base64 needs no padding for a multiple of 3 bytes, so the encoded pieces can be joined

@@ -15,7 +15,7 @@ else:
     # A PyYAML without its C part has no CSafeLoader. pip builds one where it finds no libyaml.
     SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-MOST_REPEATED = 4 * 2**20
+MAX_REPEATED = 4 * 2**20
 """The maximum number of characters that the aliases of one document repeat. A few lines could repeat 10^10. Each value
 counts `VALUE_CHARACTERS` more, because it takes time and memory even if it is short."""
 
@@ -56,8 +56,8 @@ def load_all(text: str) -> list[Any]:
         while loader.check_node():
             root: Any = loader.get_node()
             sizes: dict[yaml.Node, float] = {}
-            if _size(root, sizes) - sum(map(_own_size, sizes)) > MOST_REPEATED:
-                raise ValueError(f"the aliases of a document must not repeat more than {MOST_REPEATED} characters")
+            if _size(root, sizes) - sum(map(_own_size, sizes)) > MAX_REPEATED:
+                raise ValueError(f"the aliases of a document must not repeat more than {MAX_REPEATED} characters")
             documents.append(loader.construct_document(root))
     finally:
         loader.dispose()

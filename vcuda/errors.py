@@ -18,31 +18,31 @@ class Fault(NamedTuple):
         return f"{self.path}: {self.message}" if self.path else self.message
 
 
-MOST_FAULTS = 100
+MAX_FAULTS = 100
 """The maximum number of faults in one response. A pod may have thousands, and a YAML alias can repeat a fault."""
 
 
-MOST_OF_VALUE = 100
+MAX_VALUE_LENGTH = 100
 """The maximum length of a value of a pod in a message, such as an annotation or the name of a variable."""
 
-MOST_OF_FAULT = 1_500
+MAX_FAULT_LENGTH = 1_500
 """The maximum length of the path and of the message of a fault. The longest name of a resource occurs twice in it."""
 
-MOST_OF_MESSAGE = 16 * 1024
+MAX_TEXT_LENGTH = 16 * 1024
 """The maximum length of a message or warning. Clients log it, and controllers write it into Events."""
 
 
-def cut(text: str, most: int = MOST_OF_VALUE) -> str:
+def cut(text: str, most: int = MAX_VALUE_LENGTH) -> str:
     """Return the first ``most`` characters of a text that a user wrote, with the number of the omitted characters."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} more characters)"
 
 
 def limited(faults: Sequence[Fault], path: str = "") -> tuple[Fault, ...]:
-    """Return at most `MOST_FAULTS` faults. If some are omitted, add a fault at ``path`` with their number."""
-    # For a refusal, kubectl prints only the faults. So the number of omitted faults must itself be a fault.
-    omitted = len(faults) - MOST_FAULTS
+    """Return at most `MAX_FAULTS` faults. If some are omitted, add a fault at ``path`` with their number."""
+    # For a rejection, kubectl prints only the faults. So the number of omitted faults must itself be a fault.
+    omitted = len(faults) - MAX_FAULTS
     more = [Fault(path, f"{omitted} more faults are not listed")] if omitted > 0 else []
-    return (*(Fault(*(cut(text, MOST_OF_FAULT) for text in fault)) for fault in faults[:MOST_FAULTS]), *more)
+    return (*(Fault(*(cut(text, MAX_FAULT_LENGTH) for text in fault)) for fault in faults[:MAX_FAULTS]), *more)
 
 
 class VcudaError(Exception):
@@ -92,7 +92,7 @@ class ApiError(VcudaError):
 
 
 class Forbidden(ApiError):
-    """403: this process has no permission for the request, or an admission plugin refused the request."""
+    """403: this process has no permission for the request, or an admission plugin rejected the request."""
 
 
 class NotFound(ApiError):

@@ -82,14 +82,14 @@ MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 DEFAULT_GRACE_SECONDS = 30
 """The termination grace period that the API server sets in a pod that has none."""
 
-_LONGEST_NAME = 253
+_MAX_NAME_LENGTH = 253
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 
 
 def can_be_name(text: str) -> bool:
     """Return whether a node, pod or namespace may have this name. Names are DNS subdomains of RFC 1123."""
     # Names in API requests are checked, because a slash in a name, even if escaped, could address another resource.
-    return len(text) <= _LONGEST_NAME and _NAME.fullmatch(text) is not None
+    return len(text) <= _MAX_NAME_LENGTH and _NAME.fullmatch(text) is not None
 
 
 # ``gc=False`` is safe, because a decoded object is a tree. Python's garbage collector would find no cycles in a tree.

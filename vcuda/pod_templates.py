@@ -15,9 +15,9 @@ from typing import Any
 
 Manifest = dict[str, Any]
 
-MOST_PODS = 10_000
+MAX_TEMPLATE_PODS = 10_000
 """The maximum number of pods of one template."""
-MOST_TEMPLATES = 1_000
+MAX_TEMPLATES = 1_000
 """The maximum number of pod templates of one object."""
 
 ONE_UNLESS_STATED = frozenset(
@@ -58,8 +58,8 @@ def pod_templates(manifest: Manifest) -> list[PodTemplate]:
     reader = _in_workflow if kind in _WORKFLOWS else readers.get(kind, _anywhere)
     found: list[PodTemplate] = []
     for template in reader(spec) if isinstance(spec, dict) else ():
-        if len(found) == MOST_TEMPLATES:
-            raise ValueError(f"an object must not have more than {MOST_TEMPLATES} pod templates")
+        if len(found) == MAX_TEMPLATES:
+            raise ValueError(f"an object must not have more than {MAX_TEMPLATES} pod templates")
         number = 1 if template.count is None and kind in ONE_UNLESS_STATED else template.count
         found.append(replace(template, count=count(number)))
     return found
@@ -106,8 +106,8 @@ def count(value: object) -> int | None:
     """Return ``value`` if it is a valid number of pods, or None. Raises ValueError for any other value."""
     if value is None:
         return None
-    if type(value) is not int or not 0 <= value <= MOST_PODS:
-        raise ValueError(f"the number of pods must be between 0 and {MOST_PODS}; got {value!r}")
+    if type(value) is not int or not 0 <= value <= MAX_TEMPLATE_PODS:
+        raise ValueError(f"the number of pods must be between 0 and {MAX_TEMPLATE_PODS}; got {value!r}")
     return value
 
 

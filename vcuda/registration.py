@@ -54,10 +54,10 @@ CALLED = "the API server calls the webhook of vcuda quota for edits of the quota
 """The reason with which the webhook rejects the probe."""
 
 CANNOT_READ = "cannot be read"
-"""The beginning of the reason if the API server refuses to return an object."""
+"""The beginning of the reason if the API server rejects to return an object."""
 
-MOST_NAMED = 3
-LONGEST_REASON = 200
+MAX_NAMED_FAULTS = 3
+MAX_REASON_LENGTH = 200
 
 SELECTING = ("namespaceSelector", "objectSelector", "matchConditions")
 """The fields of a webhook that select requests. The API server adds nothing to them, so they must be as declared."""
@@ -121,9 +121,9 @@ def find_missing(get: Callable[[str, str], Json | None]) -> Sequence[MissingObje
 
 
 def summary(missing: Sequence[MissingObject]) -> str:
-    """Return one text about all missing objects, which names the first `MOST_NAMED`; empty if none is missing."""
-    named = "; ".join(map(str, missing[:MOST_NAMED]))
-    return f"{named}; and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else named
+    """Return one text about all missing objects, which names the first `MAX_NAMED_FAULTS`; empty if none is missing."""
+    named = "; ".join(map(str, missing[:MAX_NAMED_FAULTS]))
+    return f"{named}; and {len(missing) - MAX_NAMED_FAULTS} more" if len(missing) > MAX_NAMED_FAULTS else named
 
 
 def read_declaration(text: object) -> list[Json]:
@@ -134,7 +134,7 @@ def read_declaration(text: object) -> list[Json]:
         # The API server receives the webhooks as JSON. json.dumps() raises TypeError, for example for a YAML date.
         values = json.loads(json.dumps(documents.load_all(str(text))))
     except (*documents.NOT_YAML, TypeError) as error:
-        reason = str(error).partition("\n")[0][:LONGEST_REASON]
+        reason = str(error).partition("\n")[0][:MAX_REASON_LENGTH]
         raise UnusableDeclaration(f"the value is not YAML: {reason}") from error
     found = values[0] if len(values) == 1 else None
     if not isinstance(found, list) or not found:

@@ -66,7 +66,7 @@ class ServingCertificate:
         # is not known during the handshake.
         self._verify_mode = ssl.CERT_REQUIRED if client_required else ssl.CERT_OPTIONAL
         self._loaded = self._fingerprint()
-        self._refused: _Content | None = None
+        self._rejected: _Content | None = None
         self._served = self._load()
         self.reload_failures = 0
 
@@ -83,7 +83,7 @@ class ServingCertificate:
         fault once. Only one thread may call this method."""
         found = self._fingerprint()
         if found == self._loaded:
-            self._refused = None
+            self._rejected = None
             return
         try:
             loaded, fault = self._load(), ""
@@ -92,10 +92,10 @@ class ServingCertificate:
         if self._fingerprint() != found:
             return
         if loaded:
-            self._loaded, self._refused, self._served = found, None, loaded
+            self._loaded, self._rejected, self._served = found, None, loaded
             _log.info("serving certificate reloaded", expiry=loaded.expiry)
-        elif found != self._refused:
-            self._refused = found
+        elif found != self._rejected:
+            self._rejected = found
             self.reload_failures += 1
             _log.error("serving certificate not reloaded, the last valid certificate is kept", reason=fault)
 

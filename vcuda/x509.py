@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_LONGEST_NAME = 253  # characters of a DNS name (RFC 1123 section 2.1, RFC 1035 section 2.3.4)
+_MAX_NAME_LENGTH = 253  # characters of a DNS name (RFC 1123 section 2.1, RFC 1035 section 2.3.4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ def parse_dns_name(text: str) -> str:
     else:
         raise ValueError(f"{text!r} is an IP address, so it must be given with --ip")
     labels = name.removeprefix("*.").split(".")
-    if len(name) > _LONGEST_NAME or not all(map(_LABEL.fullmatch, labels)):
+    if len(name) > _MAX_NAME_LENGTH or not all(map(_LABEL.fullmatch, labels)):
         raise ValueError(
-            f"{text!r} is not a DNS name. A DNS name has at most {_LONGEST_NAME} characters. It has labels of letters, "
-            "digits and '-', joined by '.', without a final '.'. Labels in other alphabets have the form xn--"
+            f"{text!r} is not a DNS name. A DNS name has at most {_MAX_NAME_LENGTH} characters. It has labels of "
+            "letters, digits and '-', joined by '.', without a final '.'. Labels in other alphabets have the form xn--"
         )
     return name
 

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from vcuda import errors, k8s_types, kube
-from vcuda.admission_review import MOST_REPAIRED, AdmissionRequest, AdmissionResponse, read_review, write_review
+from vcuda.admission_review import MAX_REPAIRED, AdmissionRequest, AdmissionResponse, read_review, write_review
 from vcuda.claims.names import GROUP
 from vcuda.k8s_types import Decoder
 from vcuda.quota.terms import OVER_QUOTA
@@ -31,7 +31,7 @@ QUIET = frozenset({"ignored", "unlimited", "mirror", "probed"})
 # passing a small review to a thread takes about as long as answering it.
 LARGE_REVIEW = 64 * 1024
 
-MOST_STEPS = 1024
+MAX_REVIEW_STEPS = 1024
 """The most steps of a small review on the event loop. Steps are the parts of the work that grow with a product, such as
 the entries of a claim times the GPU models of its namespace. A step takes about ten function calls. The other work is
 linear in the size of the review."""
@@ -42,7 +42,7 @@ TOO_LARGE = (
     "Make the object smaller, for example move long texts to a ConfigMap"
 )
 
-MOST_OF_NAME = 253
+MAX_NAME_LENGTH = 253
 """The maximum length of a name in a log line. The API server has not validated an object's name before /mutate."""
 
 NOT_READ = "this replica has not read the quota and the nodes yet"
@@ -114,7 +114,7 @@ class Service(msgspec.Struct, frozen=True):
         return await thread.run(work, self.ledgers, line, deadline)
 
     async def _answer_on_loop(self, path: str, body: bytes, started: float, deadline: ReviewDeadline) -> bytes:
-        deadline.steps = MOST_STEPS
+        deadline.steps = MAX_REVIEW_STEPS
         try:
             return await self._answer(path, body, started, deadline, self.ledgers)
         except TooManySteps:
@@ -125,7 +125,7 @@ class Service(msgspec.Struct, frozen=True):
             return await thread.run(work, self.ledgers, line, deadline)
 
     def reject_too_large(self, path: str, head: ReviewHead, message: str = TOO_LARGE) -> bytes:
-        """Return the encoded refusal of a review with too many bytes.
+        """Return the encoded rejection of a review with too many bytes.
 
         ``head``: the uid and the namespace from the first bytes of the review. The other bytes are not read.
         """
@@ -184,8 +184,8 @@ class Service(msgspec.Struct, frozen=True):
             decide = claim_review.validate if is_claim else pod_review.validate
         try:
             return await decide(Creation(request, policy, ledgers, self.choices, deadline, self.skipped))
-        # A lost or unreadable ledger is answered with a denial. The API server would ignore an HTTP error of /mutate.
-        # Then /validate would reject the pod with the misleading reason that the pod is not pinned.
+        # A lost or unreadable ledger is answered with a rejection. The API server would ignore an HTTP error of
+        # /mutate. Then /validate would reject the pod with the misleading reason that the pod is not pinned.
         except errors.LedgerLost as error:
             return AdmissionResponse("ledger-lost", False, HTTPStatus.FORBIDDEN, f"{OVER_QUOTA}: {error}")
         except errors.UnreadableLedger as error:
@@ -199,9 +199,9 @@ class Service(msgspec.Struct, frozen=True):
             "admission",
             path=path,
             uid=request.uid,
-            namespace=request.namespace[:MOST_OF_NAME],
-            pod=(request.name or _generated_name(request))[:MOST_OF_NAME],
-            model=response.model[:MOST_OF_NAME],
+            namespace=request.namespace[:MAX_NAME_LENGTH],
+            pod=(request.name or _generated_name(request))[:MAX_NAME_LENGTH],
+            model=response.model[:MAX_NAME_LENGTH],
             scheme=response.scheme,
             outcome=response.outcome,
             allowed=response.allowed,
@@ -231,4 +231,4 @@ class _Named(k8s_types.K8sStruct, frozen=True):
     metadata: _PodNames = _PodNames()
 
 
-_NAMED = Decoder(_Named, MOST_REPAIRED)
+_NAMED = Decoder(_Named, MAX_REPAIRED)

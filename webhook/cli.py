@@ -252,7 +252,7 @@ def check(
 
     The objects are decided in the order of the files. Each admitted object uses quota, so later objects have less.
     The claims that Kubernetes makes for a pod from templates are decided after the pod. Objects in kube-system and in
-    this system's namespaces are charged but never refused, because the manifests exempt these namespaces.
+    this system's namespaces are charged but never rejected, because the manifests exempt these namespaces.
 
     A decision is "unknown" if a ResourceClaimTemplate is missing. It is also "unknown" if the pod selects nodes by
     their labels or names, and --nodes is not given. An object of another kind without a pod template is "skipped". A
@@ -261,7 +261,7 @@ def check(
     The file of --quota is the ConfigMap with all its keys, or only the document in key gpu_quota. The file of --nodes
     has the nodes, and the ResourceSlices, DeviceClasses and ResourceClaimTemplates on which the charge of a claim
     depends. If that file has Pods and ResourceClaims, these are charged first. Otherwise no running pod is charged.
-    Claims are decided as on Kubernetes 1.34 or later. On older versions, which have no claims, the webhook refuses
+    Claims are decided as on Kubernetes 1.34 or later. On older versions, which have no claims, the webhook rejects
     pods that name claims.
 
     With --old, the changes of the quota are shown too, and no manifest is needed. Warnings about the quota are printed
@@ -276,8 +276,8 @@ def check(
       kustomize build . | vcuda-webhook check --quota gpuquota.yaml --strict -o json -
       vcuda-webhook check --old old.yaml --quota new.yaml
 
-    Exit status: 0 if all objects are admitted; 1 if an object is refused; 2 for bad input. With --strict, the status is
-    also 1 if an object is unknown or skipped.
+    Exit status: 0 if all objects are admitted; 1 if an object is rejected; 2 for bad input. With --strict, the status
+    is also 1 if an object is unknown or skipped.
     """
     if not manifests and old is None:
         raise click.UsageError("MANIFEST.yaml or --old FILE is required")

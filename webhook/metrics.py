@@ -17,8 +17,8 @@ from vcuda.kube import Reflector
 from vcuda.kube.metrics import register_build, unread_objects
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST_REJECTIONS = 5000
-LONGEST_NAMESPACE = 63
+MAX_REJECTIONS = 5000
+MAX_NAMESPACE_LENGTH = 63
 OTHERS = "*"
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -82,7 +82,7 @@ class Metrics:
 class Rejections(Collector):
     """Counts the rejected creates by namespace and reason.
 
-    A tenant may choose the names of namespaces. So at most `MOST_REJECTIONS` pairs have a count of their own.
+    A tenant may choose the names of namespaces. So at most `MAX_REJECTIONS` pairs have a count of their own.
     ``named``: True if namespaces may be named, because clients without a certificate cannot read the metrics.
     """
 
@@ -93,8 +93,8 @@ class Rejections(Collector):
 
     def add(self, namespace: str, reason: str) -> None:
         with self._lock:
-            key = (namespace if self.named and len(namespace) <= LONGEST_NAMESPACE else OTHERS, reason)
-            if key not in self._counts and len(self._counts) >= MOST_REJECTIONS:
+            key = (namespace if self.named and len(namespace) <= MAX_NAMESPACE_LENGTH else OTHERS, reason)
+            if key not in self._counts and len(self._counts) >= MAX_REJECTIONS:
                 key = (OTHERS, reason)
             self._counts[key] = self._counts.get(key, 0) + 1
 
@@ -102,7 +102,7 @@ class Rejections(Collector):
         found = CounterMetricFamily(
             "vcuda_rejections",
             f"Rejected creates of pods and claims, by namespace and reason. Namespaces are counted as {OTHERS} without"
-            f" --protect-metrics, and after {MOST_REJECTIONS} pairs of namespace and reason.",
+            f" --protect-metrics, and after {MAX_REJECTIONS} pairs of namespace and reason.",
             labels=["namespace", "reason"],
         )
         with self._lock:
@@ -137,7 +137,7 @@ class LedgerMetrics:
         self.conflicts = counter(
             "vcuda_ledger_conflicts", "Ledger writes that failed because another replica or the controller wrote first."
         )
-        self.lists = counter("vcuda_ledger_lists", "LISTs of a namespace's pods and claims before a charge is refused.")
+        self.lists = counter("vcuda_ledger_lists", "LISTs of a namespace's pods and claims before a rejection.")
         self.unsure = counter(
             "vcuda_ledger_unsure",
             "Ledger writes without an answer. The replica reads the ledger again to find out if they succeeded.",

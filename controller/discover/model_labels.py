@@ -29,7 +29,7 @@ from vcuda.requests.resources import GpuResources
 LOOK_SECONDS = 5.0  # Minimum seconds between two checks of one node, because the labels of a node may change often.
 UNCHANGED_SECONDS = 300.0
 """A newly reported GPU model replaces a node's label only if it is reported for this many seconds without a break."""
-SETTLING_SECONDS = 60.0
+BETTER_SOURCE_SECONDS = 60.0
 """Seconds for which a node without a model label waits for a better source than the label of its cloud. The programs
 that name the model of a new node start one after the other."""
 REWRITE_SECONDS = 60.0  # Minimum seconds between two writes of one node's label, if somebody removes the label again.
@@ -184,7 +184,7 @@ class ModelLabels:
             if held := found.why_held(in_use=name in self._nodes_in_use()):
                 return HELD_SECONDS, held
         elif found.may_improve():
-            if (left := self._seconds_left(name, found, SETTLING_SECONDS)) > 0:
+            if (left := self._seconds_left(name, found, BETTER_SOURCE_SECONDS)) > 0:
                 return left, ""
         else:
             self._since.pop(name, None)

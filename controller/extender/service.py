@@ -71,11 +71,11 @@ def create_application(verbs: Mapping[str, Verb], metrics: ExtenderMetrics) -> W
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         verb = verbs.get(path) if method == "POST" else None
         length = environ.get("CONTENT_LENGTH") or ("" if method == "POST" else "0")
-        # A request with a chunked body is refused, because its length is unknown. A body for an unknown path must be
+        # A request with a chunked body is rejected, because its length is unknown. A body for an unknown path must be
         # read, too, because the next request follows that body on the same connection.
         unbounded = "HTTP_TRANSFER_ENCODING" in environ or not length.isdigit()
         if unbounded or int(length) > (MAX_BODY if verb else LARGE_BODY):
-            # A refused body is not read. cheroot closes the connection, so the body is not taken for the next request.
+            # A rejected body is not read. cheroot closes the connection, so the body is not taken for the next request.
             message = f"the request must have a Content-Length of at most {MAX_BODY} bytes"
             yield from httpd.reply(start_response, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
         elif method == "GET" and path == "/version":

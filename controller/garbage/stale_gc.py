@@ -35,7 +35,7 @@ LOCK_GRACE_SECONDS = 10.0
 """Seconds until a new lock of a node (an annotation that a vendor's scheduler writes while it binds a pod) is checked.
 Most locks are released within this time."""
 
-MOST_KEYS_LOGGED = 20
+MAX_KEYS_LOGGED = 20
 """The maximum number of removed annotation keys in one log line. A pod can have thousands of annotations."""
 
 EVERYTHING = ""
@@ -97,7 +97,7 @@ def _fields(found: StaleObject, removal: stale.Removal) -> dict[str, object]:
     subject = found.subject
     about = {"kind": subject.kind, "namespace": subject.namespace, "name": subject.name, "uid": subject.uid}
     keys = (*removal.annotations, *removal.labels)
-    removed = {"keys": keys[:MOST_KEYS_LOGGED], "removals": len(keys)}
+    removed = {"keys": keys[:MAX_KEYS_LOGGED], "removals": len(keys)}
     return {**about, "scheme": removal.scheme, "rule": removal.rule, "why": removal.why, **removed}
 
 
@@ -208,14 +208,14 @@ class StaleAllocationGc:
             return None
         if pod is None:
             return None
-        refused: list[errors.ApiError] = []
+        rejected: list[errors.ApiError] = []
 
         def exists(node: str) -> bool:
-            # If the API server refuses to read a node, assume that the node exists, and apply the other rules.
+            # If the API server rejects to read a node, assume that the node exists, and apply the other rules.
             try:
                 return self._node_exists(node)
             except errors.ApiError as error:
-                refused.append(error)
+                rejected.append(error)
                 return True
 
         now = self._wall()
@@ -223,8 +223,8 @@ class StaleAllocationGc:
         removals = stale.find_stale(pod, exists, now, self._timeout, seen)
         if not removals:
             since = stale.first_stale(pod, exists, now, self._timeout, seen)
-            if refused:
-                raise refused[0]
+            if rejected:
+                raise rejected[0]
             return None if since is None else since - now
         subject = InvolvedObject("v1", "Pod", pod.name, pod.namespace, pod.uid, pod.version)
         self._remove(StaleObject(subject, path, removals))

@@ -13,7 +13,7 @@ from controller.plugin.explain import ExplainedObject, ask_about
 from controller.plugin.kubectl import Kubectl, read_json, segment
 from controller.plugin.output import OUTPUTS, WIDE, Target, output_option, show, warn
 from controller.plugin.published import EVERY_REPORT, SpoiltReport, read_report
-from controller.plugin.refused import read_refusals
+from controller.plugin.rejections import read_rejections
 from controller.plugin.usage_table import holder_rows, total_rows, total_warnings, use_rows
 from controller.plugin.why import explain_why, parse_object, why_lines
 from vcuda import __version__, cli, errors
@@ -88,7 +88,7 @@ def main(
       kubectl gpuquota -A
       kubectl gpuquota explain -f pod.yaml
           shows whether these pods and claims would be admitted now, and why
-      kubectl gpuquota refusals
+      kubectl gpuquota rejections
           lists the workloads that were rejected, and why
       kubectl gpuquota why deployment/train
           shows why a workload gets no pods, and how much quota it needs
@@ -151,7 +151,7 @@ def _show_uses(uses: list[NamespaceUse], output: str) -> None:
 @click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces.")
 @output_option
 @click.pass_obj
-def refusals(target: Target, *, namespace: str | None, all_namespaces: bool, output: str | None) -> None:
+def rejections(target: Target, *, namespace: str | None, all_namespaces: bool, output: str | None) -> None:
     """Show the workloads whose pods or ResourceClaims were rejected: how often, when last, and the newest reason.
 
     The rejections are read from Events, which the API server keeps for an hour. If a user created a pod directly,
@@ -159,13 +159,13 @@ def refusals(target: Target, *, namespace: str | None, all_namespaces: bool, out
 
     \b
     Examples:
-      kubectl gpuquota refusals
-      kubectl gpuquota refusals -n team-a -o json
-      kubectl gpuquota refusals -A
+      kubectl gpuquota rejections
+      kubectl gpuquota rejections -n team-a -o json
+      kubectl gpuquota rejections -A
 
     Exit status: 0 success, even if nothing was rejected, 1 the cluster did not answer, 2 bad input.
     """
-    found = read_refusals(target.connect(), None if all_namespaces else target.namespace(namespace))
+    found = read_rejections(target.connect(), None if all_namespaces else target.namespace(namespace))
     heading = ("NAMESPACE", "WORKLOAD", "TIMES", "LAST", "REASON")
     rows = ((each.namespace, f"{each.kind}/{each.name}", str(each.count), each.at, each.message) for each in found)
     show(found, output or target.output, heading, *rows)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from controller import certificates, registration
 from controller.plugin.installation import BROKEN, CONTROLLER, SECRET, WEBHOOK, Installation, Place, Replica
 from controller.plugin.nodes import connect
-from controller.settle import labels
+from controller.recount import labels
 from vcuda import errors
 from vcuda.discovery.names import model_warnings
 from vcuda.kube.ledger_store import ledger_name

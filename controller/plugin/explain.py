@@ -14,7 +14,7 @@ from vcuda.claims.names import API_PATH, CLAIM, TEMPLATE
 from vcuda.quota.terms import MODEL_ANNOTATION, would_be_pinned
 from vcuda.workloads import Manifest, Unread, Workload, entries, made_claims
 
-ADMITTED, REFUSED, NOT_ASKED = "admitted", "refused", "not asked"
+ADMITTED, REJECTED, NOT_ASKED = "admitted", "rejected", "not asked"
 
 PROBE = "_gpuquota-explain"
 """The name of the pod in the probe, a first dry run. The name is invalid, so that no object can be created with it."""
@@ -22,7 +22,7 @@ PROBE = "_gpuquota-explain"
 # HAMi-DRA creates a claim named NAMESPACE-POD-CONTAINER for a pod, even in a dry run. With the invalid name `PROBE` for
 # POD, this fails, as intended. But HAMi-DRA cuts the claim's name off after 54 characters. If NAMESPACE has more than
 # 50 characters, the cut name may be valid.
-MOST_OF_NAMESPACE = 50
+MAX_NAMESPACE_OBJECTS = 50
 
 MAKES_A_CLAIM = (
     "this pod was not tried, because even in a dry run HAMi-DRA's webhook would create a ResourceClaim for the pod,"
@@ -98,18 +98,18 @@ def _explain_pod(api: Kubectl, name: str, pod: Manifest) -> ExplainedObject:
     # HAMi-DRA may create a claim for a pod with a GPU limit. Its resource names are configurable, so every resource
     # with a slash in its name may be a GPU.
     if any("/" in resource for each in entries(pod["spec"], "containers") for resource in _limits(each)):
-        if len(namespace) > MOST_OF_NAMESPACE:
+        if len(namespace) > MAX_NAMESPACE_OBJECTS:
             return ExplainedObject(name, namespace, NOT_ASKED, "", TOO_LONG)
-        if refusal := _probe(api, path, pod):
-            if _names_a_claim(refusal):
+        if rejection := _probe(api, path, pod):
+            if _names_a_claim(rejection):
                 return ExplainedObject(name, namespace, NOT_ASKED, "", MAKES_A_CLAIM)
-            # The probe was refused, but not because of its invalid name. So the pod itself would be refused, too.
+            # The probe was rejected, but not because of its invalid name. So the pod itself would be rejected, too.
             given = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
             existing = _existing(api, path, pod)
-            return ExplainedObject(name, namespace, REFUSED, "", refusal.replace(PROBE, given), existing)
+            return ExplainedObject(name, namespace, REJECTED, "", rejection.replace(PROBE, given), existing)
     answer, existing = _tried(api, path, pod)
     if isinstance(answer, errors.ApiError):
-        return ExplainedObject(name, namespace, REFUSED, "", str(answer), existing)
+        return ExplainedObject(name, namespace, REJECTED, "", str(answer), existing)
     chosen = (read_json(answer.body)["metadata"].get("annotations") or {}).get(MODEL_ANNOTATION, "")
     claims = entries(pod["spec"], "resourceClaims")
     otherwise = "only the pod's claims count against a GPU quota" if claims else "no GPU quota applies"
@@ -117,7 +117,7 @@ def _explain_pod(api: Kubectl, name: str, pod: Manifest) -> ExplainedObject:
 
 
 def _probe(api: Kubectl, path: str, pod: Manifest) -> str | None:
-    """Create the pod under an invalid name in a dry run. Return the refusal; None if only the name was refused.
+    """Create the pod under an invalid name in a dry run. Return the rejection; None if only the name was rejected.
 
     The API server calls the mutating webhooks before it validates the name. If a webhook creates a claim for the pod,
     this webhook fails, because the claim's name would contain the pod's invalid name.
@@ -125,7 +125,7 @@ def _probe(api: Kubectl, path: str, pod: Manifest) -> str | None:
     try:
         answer = _dry_run(api, path, {**pod, "metadata": {**pod["metadata"], "name": PROBE}})
     except errors.Unavailable as error:
-        if _names_a_claim(str(error)):  # HAMi-DRA's webhook refuses with status 500, which raises Unavailable.
+        if _names_a_claim(str(error)):  # HAMi-DRA's webhook rejects with status 500, which raises Unavailable.
             return str(error)
         raise
     if not isinstance(answer, errors.ApiError):
@@ -135,9 +135,9 @@ def _probe(api: Kubectl, path: str, pod: Manifest) -> str | None:
     return None if of_its_name else text
 
 
-def _names_a_claim(refusal: str) -> bool:
-    """Return True if HAMi-DRA's webhook refused the pod because it could not create a claim for the pod."""
-    return "mutate.hami.io" in refusal or (PROBE in refusal and "resourceclaim" in refusal.lower())
+def _names_a_claim(rejection: str) -> bool:
+    """Return True if HAMi-DRA's webhook rejected the pod because it could not create a claim for the pod."""
+    return "mutate.hami.io" in rejection or (PROBE in rejection and "resourceclaim" in rejection.lower())
 
 
 def _explain_claim(api: Kubectl, name: str, claim: Manifest) -> ExplainedObject:
@@ -147,7 +147,7 @@ def _explain_claim(api: Kubectl, name: str, claim: Manifest) -> ExplainedObject:
     if isinstance(answer, errors.ApiError):
         # A 404 for a claim means that ResourceClaims are not served, or that the namespace does not exist.
         unserved = isinstance(answer, errors.NotFound) and not _is_served(api)
-        return ExplainedObject(name, namespace, REFUSED, "", NOT_SERVED if unserved else str(answer), existing)
+        return ExplainedObject(name, namespace, REJECTED, "", NOT_SERVED if unserved else str(answer), existing)
     warnings = (*existing, *answer.warnings)
     if is_template:
         return _admitted(name, namespace, "", warnings, "only this template's claims count against a GPU quota")
@@ -219,7 +219,7 @@ def _existing(api: Kubectl, path: str, manifest: Manifest) -> tuple[str, ...]:
 
 
 def _dry_run(api: Kubectl, path: str, manifest: Manifest) -> Reply | errors.ApiError:
-    """Create an object in a server-side dry run. Return the answer, or an ApiError if the server refuses the object."""
+    """Create an object in a server-side dry run. Return the answer, or an ApiError if the server rejects the object."""
     try:
         return api.post_heard(path, json.dumps(manifest).encode(), {"dryRun": "All"})
     except errors.ApiError as error:

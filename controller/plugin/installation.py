@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from controller.certificates import ServedCertificate
 from controller.elector import Lease
 from controller.plugin import nodes
-from controller.settle import labels
+from controller.recount import labels
 from vcuda import errors, k8s_types
 from vcuda.k8s_types import Decoder
 from vcuda.kube import Kube, segment

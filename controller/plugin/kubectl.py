@@ -20,7 +20,7 @@ from vcuda.shallow import shallow
 
 Params = Mapping[str, str | int]
 
-MOST_BYTES = 16 * 2**20
+MAX_ANSWER_BYTES = 16 * 2**20
 """The maximum size of a response in bytes. An object in etcd has at most 1.5 MiB, which may be 9 MiB as JSON."""
 
 PAGE = 200
@@ -116,8 +116,8 @@ class Kubectl:
         target = f"{path}?{urlencode(params)}" if params else path
         done = self._run(verb, f"--raw={target}", *flags, f"--request-timeout={SECONDS}s", body=body)
         warnings, stderr = split_warnings(done.stderr)
-        if len(done.output) > MOST_BYTES:
-            raise errors.TooLarge(f"{path}: the answer has more than {MOST_BYTES} bytes", b"")
+        if len(done.output) > MAX_ANSWER_BYTES:
+            raise errors.TooLarge(f"{path}: the answer has more than {MAX_ANSWER_BYTES} bytes", b"")
         if done.status:
             raise failure(stderr)
         return Reply(done.output, warnings)
@@ -129,11 +129,11 @@ class Kubectl:
             given.seek(0)
             command = (*self.command, *arguments)
             with subprocess.Popen(command, stdin=given, stdout=subprocess.PIPE, stderr=stderr) as running:  # noqa: S603  # runs kubectl
-                output = running.stdout.read(MOST_BYTES + 1) if running.stdout else b""
-                if len(output) > MOST_BYTES:
+                output = running.stdout.read(MAX_ANSWER_BYTES + 1) if running.stdout else b""
+                if len(output) > MAX_ANSWER_BYTES:
                     running.kill()
             stderr.seek(0)
-            return KubectlRun(running.returncode, output, stderr.read(MOST_BYTES).decode(errors="replace"))
+            return KubectlRun(running.returncode, output, stderr.read(MAX_ANSWER_BYTES).decode(errors="replace"))
 
 
 _WARNING = re.compile(r"^Warning: (.*)\n?", re.MULTILINE)
@@ -144,7 +144,7 @@ def split_warnings(stderr: str) -> tuple[tuple[str, ...], str]:
 
 
 # kubectl prints errors in these forms (`StandardErrorMessage` and `checkErr` of k8s.io/kubectl in pkg/cmd/util).
-_REFUSED = re.compile(r"Error from server(?: \((?P<reason>\w+)\))?: (?P<message>.*)", re.DOTALL)
+_REJECTED = re.compile(r"Error from server(?: \((?P<reason>\w+)\))?: (?P<message>.*)", re.DOTALL)
 _INVALID = re.compile(r"The (?:request|\w+ \"[^\"]*\") is invalid.*", re.DOTALL)
 _BY_REASON: Mapping[str, tuple[type[errors.ApiError], HTTPStatus]] = {
     "Forbidden": (errors.Forbidden, HTTPStatus.FORBIDDEN),
@@ -158,8 +158,8 @@ _UNAVAILABLE = frozenset({"InternalError", "ServerTimeout", "ServiceUnavailable"
 _NO_LOGIN = "error: You must be logged in to the server"
 
 
-class PlainRefusal(errors.ApiError):
-    """A refusal for which kubectl printed no known reason of a Status, for example if a webhook states no reason."""
+class PlainRejection(errors.ApiError):
+    """A rejection for which kubectl printed no known reason of a Status, for example if a webhook states no reason."""
 
     def __str__(self) -> str:
         return self.message
@@ -168,14 +168,14 @@ class PlainRefusal(errors.ApiError):
 def failure(stderr: str) -> errors.VcudaError:
     """Return the error for kubectl's text on standard error.
 
-    The result is an ApiError if the API server refused the request, BadInput if a flag or the kubeconfig is wrong, and
+    The result is an ApiError if the API server rejected the request, BadInput if a flag or the kubeconfig is wrong, and
     Unavailable otherwise.
     """
-    if found := _REFUSED.fullmatch(stderr):
+    if found := _REJECTED.fullmatch(stderr):
         reason, message = found["reason"] or "", found["message"]
         if reason in _UNAVAILABLE:
             return errors.Unavailable(f"{message} ({reason})")
-        kind, status = _BY_REASON.get(reason, (PlainRefusal, HTTPStatus.BAD_REQUEST))
+        kind, status = _BY_REASON.get(reason, (PlainRejection, HTTPStatus.BAD_REQUEST))
         return kind(status, message)
     if _INVALID.fullmatch(stderr):
         return errors.ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, stderr)

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from controller.plugin.explain import ADMITTED, NOT_ASKED, ExplainedObject, ask_about, explain_made, pinned_model
 from controller.plugin.kubectl import Kubectl, read_json, segment
-from controller.plugin.refused import read_refusals
+from controller.plugin.rejections import read_rejections
 from controller.plugin.usage_table import holder_cells
-from controller.refusals import ReportedObject
+from controller.seen_events import ReportedObject
 from vcuda import errors
 from vcuda.claims.names import API_PATH, CLAIM
 from vcuda.cli import aligned
@@ -50,7 +50,7 @@ KINDS: Mapping[str, ReadKind] = {
 _NEEDED = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
 _OF_MEMORY = "memory of"
 UNPLACED = "the scheduler has not placed the pod"
-MOST_PENDING = 3
+MAX_PENDING_SHOWN = 3
 """The most pending pods of a workload whose states are shown."""
 
 
@@ -128,11 +128,11 @@ def explain_why(
     stored = _read(api, kind, name, namespace)
     children = _children(api, kind, stored, namespace)
     family = {(kind.kind, name), *((KINDS[kind.children].kind, each["metadata"]["name"]) for each in children)}
-    rejected = tuple(each for each in read_refusals(api, namespace) if _is_of(each, family))
+    rejected = tuple(each for each in read_rejections(api, namespace) if _is_of(each, family))
     is_pod = kind.kind == "Pod"
     pods = [stored] if is_pod else _pending(api, (stored, *children), namespace)
     asked = tuple(_claims(api, stored, namespace)) if is_pod else _asked(api, stored, namespace)
-    now = (*(_stored_pod(each, namespace) for each in pods[:MOST_PENDING]), *asked)
+    now = (*(_stored_pod(each, namespace) for each in pods[:MAX_PENDING_SHOWN]), *asked)
     reasons = [each.reason for each in now if each.decision not in (ADMITTED, NOT_ASKED)]
     shortages = {found.model: found for reason in reasons for found in _shortages(reason)}
     use = usage() if shortages else None
@@ -209,10 +209,10 @@ def _owner_uids(stored: Json) -> set[str]:
     return {own["uid"] for own in stored["metadata"].get("ownerReferences") or ()}
 
 
-def _is_of(refusal: ReportedObject, family: set[tuple[str, str]]) -> bool:
+def _is_of(rejection: ReportedObject, family: set[tuple[str, str]]) -> bool:
     # An Event about a rejected claim refers to the claim's pod. The name of this pod begins with the workload's name.
-    own = (refusal.kind, refusal.name) in family
-    return own or (refusal.kind == "Pod" and any(refusal.name.startswith(f"{name}-") for _, name in family))
+    own = (rejection.kind, rejection.name) in family
+    return own or (rejection.kind == "Pod" and any(rejection.name.startswith(f"{name}-") for _, name in family))
 
 
 def _asked(api: Kubectl, stored: Json, namespace: str) -> tuple[ExplainedObject, ...]:

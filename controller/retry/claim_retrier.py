@@ -1,6 +1,6 @@
-"""Makes Kubernetes retry the creation of ResourceClaims that were refused for quota, as soon as quota is free.
+"""Makes Kubernetes retry the creation of ResourceClaims that were rejected for quota, as soon as quota is free.
 
-Kubernetes' claim controller creates claims from the templates that a pod names. After each refusal the claim controller
+Kubernetes' claim controller creates claims from the templates that a pod names. After each rejection it
 waits longer, up to 16 minutes. A change of the pod makes it retry immediately, so this module annotates pods.
 """
 
@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from controller.pods import pod_path
-from controller.refusals import CLAIM_REASON
-from controller.retry.refused import LOOK_SECONDS, RefusedObject, refused_by_events
+from controller.retry.rejected import LOOK_SECONDS, RejectedObject, rejected_by_events
 from controller.retry.retrier import REST_PER_SECOND, FreeQuota, record_free, retry_patch
+from controller.seen_events import CLAIM_REASON
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.k8s_types import Decoder
 from vcuda.kube import MERGE_PATCH, Kube
 from vcuda.ledger.report import NamespaceUse
 
-MOST_AT_ONCE = 20  # One check of a namespace reads at most this many pods, those that were refused first.
-MOST_WOKEN = 10_000
+MAX_AT_ONCE = 20  # One check of a namespace reads at most this many pods, those that were rejected first.
+MAX_WOKEN = 10_000
 """The most pods of a namespace that are read after its free quota has grown. Their uids are kept in memory."""
 NEXT_LOOK_SECONDS = 5.0
 """Seconds until the next check of a namespace. That check also finds Events written after the last check."""
@@ -48,13 +48,13 @@ _POD = Decoder(ClaimingPod)
 
 
 class ClaimRetrier:
-    """When the free quota of a namespace grows, retries the refused claims of its pods, once for each pod.
+    """When the free quota of a namespace grows, retries the rejected claims of its pods, once for each pod.
 
     ``served``: returns True if the API server serves ResourceClaims.
     """
 
     def __init__(self, kube: Kube, served: Callable[[], bool]) -> None:
-        self.reconciler = Reconciler("wake", self._reconcile, failure="retry of refused ResourceClaims failed")
+        self.reconciler = Reconciler("wake", self._reconcile, failure="retry of rejected ResourceClaims failed")
         self._kube = kube
         self._served = served
         self._free: dict[str, Mapping[str, FreeQuota]] = {}
@@ -75,23 +75,23 @@ class ClaimRetrier:
         if checked is None or not self._served():
             return None
         try:
-            first = refused_by_events(self._kube, namespace, CLAIM_REASON, ("Pod",), leave_out=checked)
+            first = rejected_by_events(self._kube, namespace, CLAIM_REASON, ("Pod",), leave_out=checked)
         except errors.ListOverdue as error:
             # After a slow LIST, check other namespaces first. Kubernetes also retries by itself.
-            self._log.warning("refused ResourceClaims not listed in time", namespace=namespace, reason=str(error))
+            self._log.warning("rejected ResourceClaims not listed in time", namespace=namespace, reason=str(error))
             self.reconciler.queue.retry(namespace, LOOK_SECONDS * REST_PER_SECOND)
             return None
         due = sorted(first, key=lambda pod: (first[pod], pod.name))
-        now = due[: min(MOST_AT_ONCE, MOST_WOKEN - len(checked))]
+        now = due[: min(MAX_AT_ONCE, MAX_WOKEN - len(checked))]
         checked.update(pod.uid for pod in now)
-        # `MOST_AT_ONCE` limits the pods that one check reads, including pods that need no retry. So a tenant who forges
+        # `MAX_AT_ONCE` limits the pods that one check reads, including pods that need no retry. So a tenant who forges
         # Events cannot delay the retries in other namespaces.
         woken = [self._wake(namespace, pod) for pod in now]
         if now and len(due) > len(now):
             return 0.0
         return NEXT_LOOK_SECONDS if any(woken) else None
 
-    def _wake(self, namespace: str, known: RefusedObject) -> bool:
+    def _wake(self, namespace: str, known: RejectedObject) -> bool:
         """Annotate a pod that still lacks a claim, so that Kubernetes retries. Return True if the pod was annotated."""
         path = pod_path(namespace, known.name)
         try:

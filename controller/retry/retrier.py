@@ -1,9 +1,9 @@
-"""When quota becomes free, makes owners (ReplicaSets, Jobs …) retry the pods that were refused for quota.
+"""When quota becomes free, makes owners (ReplicaSets, Jobs …) retry the pods that were rejected for quota.
 
 After a change of the nodes' GPU models, owners also retry the pods that could use no GPU model. For example, the node
-of a DaemonSet's pod may have got its model label only after the pod was refused.
+of a DaemonSet's pod may have got its model label only after the pod was rejected.
 
-After a refusal, Kubernetes' controller waits up to 16 minutes before it retries (kubernetes/kubernetes#98656). A change
+After a rejection, Kubernetes' controller retries after up to 16 minutes (kubernetes/kubernetes#98656). A change
 of the owner makes the controller retry immediately. So this module sets an annotation that no other program reads.
 """
 
@@ -14,13 +14,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 import msgspec
 import structlog
 
-from controller.retry.refused import (
+from controller.retry.rejected import (
     LOOK_SECONDS,
     WITH_CONDITION,
     Owner,
-    RefusedOwner,
-    RefusedOwners,
-    find_refused,
+    RejectedOwner,
+    RejectedOwners,
+    find_rejected,
     lacks_model,
 )
 from controller.workqueue import Reconciler
@@ -36,12 +36,12 @@ from vcuda.requests.resources import BUILT_IN, GpuResources
 RETRY_ANNOTATION = "quota.vcuda.io/retried-at"
 
 NEXT_LOOK_SECONDS = 5.0
-"""Seconds until a namespace with free quota and refused workloads is checked again."""
+"""Seconds until a namespace with free quota and rejected workloads is checked again."""
 CREATION_TIMEOUT_SECONDS = 8.0
 """Minimum seconds between two retries of one workload, so that its controller has time to create the pods."""
 # The check of one namespace must not delay the checks of others. So a check may take BUDGET_SECONDS to read the owners
-# of refused pods, and BUDGET_SECONDS to decide which of them retry. The next check continues with the remaining owners.
-# After a slow check, the namespace waits REST_PER_SECOND times as long as the check has taken.
+# of rejected pods, and BUDGET_SECONDS to decide which of them retry. The next check continues with the remaining
+# owners. After a slow check, the namespace waits REST_PER_SECOND times as long as the check has taken.
 BUDGET_SECONDS = 1.0
 REST_PER_SECOND = 9.0
 MODELS_DELAY_SECONDS = 2.0
@@ -71,7 +71,7 @@ class FreeQuota(msgspec.Struct, frozen=True):
         return cls(cores, use.memory_available)
 
     def takes(self, charge: Charge, limit: Limit) -> bool:
-        """Return True if the charge seems to fit. Return False for 0 cores, which are never refused for quota."""
+        """Return True if the charge seems to fit. Return False for 0 cores, which are never rejected for quota."""
         # Like the free cores, the charge is rounded down. An unnecessary retry does no harm.
         memory_fits = self.memory is None or _least_memory(charge, limit) <= self.memory
         return charge.cores > 0 and math.floor(charge.cores) <= self.cores and memory_fits
@@ -110,17 +110,17 @@ def _least_memory(charge: Charge, limit: Limit) -> int:
     return max(charge.memory_under(limit) - 1, charge.memory)
 
 
-def oldest_first(refused: Iterable[RefusedOwner], judged: Collection[str] = ()) -> list[RefusedOwner]:
-    return sorted(refused, key=lambda each: (each.path in judged, each.since, each.path))
+def oldest_first(rejected: Iterable[RejectedOwner], judged: Collection[str] = ()) -> list[RejectedOwner]:
+    return sorted(rejected, key=lambda each: (each.path in judged, each.since, each.path))
 
 
 def select_retries(
-    in_order: Iterable[RefusedOwner],
+    in_order: Iterable[RejectedOwner],
     quota: NamespaceQuota,
     free: Mapping[str, FreeQuota],
     nodes: Nodes,
     known: GpuResources = BUILT_IN,
-) -> list[RefusedOwner]:
+) -> list[RejectedOwner]:
     """Return the owners that have free quota for at least one missing pod, after the pods of the owners before them.
 
     ``free``: the free quota of each model. A pod takes quota of the first of its models with enough free quota.
@@ -148,12 +148,12 @@ def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes
 
 
 class Retrier:
-    """Makes workloads with refused pods retry when a usage report of their namespace shows more free quota."""
+    """Makes workloads with rejected pods retry when a usage report of their namespace shows more free quota."""
 
     def __init__(
         self, kube: Kube, quota: QuotaInformer, nodes: NodeInformer, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        failure = "the controller could not check whether workloads were refused"
+        failure = "the controller could not check whether workloads were rejected"
         self.reconciler = Reconciler("nudge", self._reconcile, failure=failure, clock=clock)
         # These checks have their own thread, because one change of a node makes every limited namespace due.
         self.models = Reconciler(
@@ -175,7 +175,7 @@ class Retrier:
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
-        """Record the free quota of a namespace. If it has grown, queue a check of the namespace's refused workloads."""
+        """Record the free quota of a namespace. If it has grown, queue a check of its rejected workloads."""
         free, has_grown = record_free(self._free, namespace, use)
         if not free:
             self._listed.pop(namespace, None)
@@ -190,13 +190,13 @@ class Retrier:
     def _retry_without_model(self, namespace: str) -> None:
         if (limits := self._limits(namespace)) is None:
             return
-        found = find_refused(self._kube, namespace, self._budget(), (), reports=lacks_model)
+        found = find_rejected(self._kube, namespace, self._budget(), (), reports=lacks_model)
         nodes, known = self._nodes.current(), self._quota.resources()
-        for refused in self._in_time(oldest_first(found.owners), set()):
-            # A pod without free quota retries, too. Its next refusal says so, and ends when quota becomes free.
-            pod = refused.owner.spec.template
+        for rejected in self._in_time(oldest_first(found.owners), set()):
+            # A pod without free quota retries, too. Its next rejection says so, and ends when quota becomes free.
+            pod = rejected.owner.spec.template
             if placement.find_candidates(pod, read_request(pod, known), limits, nodes).models:
-                self._trigger(refused)
+                self._trigger(rejected)
 
     def _limits(self, namespace: str) -> NamespaceQuota | None:
         quota = self._quota.current()
@@ -213,7 +213,7 @@ class Retrier:
             found = self._find(namespace, started, judged)
         except errors.ListOverdue as error:
             # After slow LISTs, check other namespaces first. Kubernetes also retries by itself.
-            self._log.warning("refused workloads not listed in time", namespace=namespace, reason=str(error))
+            self._log.warning("rejected workloads not listed in time", namespace=namespace, reason=str(error))
             spent = self._clock() - started
             self.reconciler.queue.retry(namespace, max(NEXT_LOOK_SECONDS, spent * REST_PER_SECOND))
             return None
@@ -224,9 +224,9 @@ class Retrier:
         if unjudged or not found.complete:
             self._judged[namespace] = judged & found.paths
             self._log.info("the next check handles the other workloads", namespace=namespace, count=len(unjudged))
-        for refused in chosen:
-            if self._retried_at.get(refused.path, -math.inf) + CREATION_TIMEOUT_SECONDS <= self._clock():
-                self._trigger(refused)
+        for rejected in chosen:
+            if self._retried_at.get(rejected.path, -math.inf) + CREATION_TIMEOUT_SECONDS <= self._clock():
+                self._trigger(rejected)
         # Kubernetes' controllers need time to create pods. The next check sees the quota that these pods leave free.
         again = NEXT_LOOK_SECONDS if chosen or unjudged or not found.complete else None
         spent = self._clock() - started
@@ -235,11 +235,11 @@ class Retrier:
             return None
         return again
 
-    def _find(self, namespace: str, now: float, judged: Collection[str]) -> RefusedOwners:
+    def _find(self, namespace: str, now: float, judged: Collection[str]) -> RejectedOwners:
         at, kinds = self._listed.get(namespace, (-math.inf, ()))
         if now - at >= LISTED_EVERY_SECONDS:
             at, kinds = now, WITH_CONDITION
-        found = find_refused(self._kube, namespace, self._budget(), kinds, judged)
+        found = find_rejected(self._kube, namespace, self._budget(), kinds, judged)
         left = [kind for kind in WITH_CONDITION if any(each.is_of(kind, namespace) for each in found.owners)]
         self._listed[namespace] = at, left
         return found
@@ -248,23 +248,23 @@ class Retrier:
         deadline = self._clock() + BUDGET_SECONDS
         return lambda: self._clock() < deadline
 
-    def _in_time(self, in_order: Iterable[RefusedOwner], judged: set[str]) -> Iterator[RefusedOwner]:
+    def _in_time(self, in_order: Iterable[RejectedOwner], judged: set[str]) -> Iterator[RejectedOwner]:
         """Yield owners until BUDGET_SECONDS have passed, but at least one. Add the path of each to ``judged``."""
         in_time = self._budget()
-        for refused in in_order:
-            judged.add(refused.path)
-            yield refused
+        for rejected in in_order:
+            judged.add(rejected.path)
+            yield rejected
             if not in_time():
                 return
 
-    def _trigger(self, refused: RefusedOwner) -> None:
+    def _trigger(self, rejected: RejectedOwner) -> None:
         recent = self._clock() - CREATION_TIMEOUT_SECONDS
         # Two threads call this method. If one overwrites the other's record, a workload may retry once more.
         # Record the time of the retry before the patch, because the patch may succeed although its answer is lost.
         kept = {path: at for path, at in self._retried_at.items() if at > recent}
-        self._retried_at = {**kept, refused.path: self._clock()}
+        self._retried_at = {**kept, rejected.path: self._clock()}
         try:
-            self._kube.patch(refused.path, retry_patch(), MERGE_PATCH)
+            self._kube.patch(rejected.path, retry_patch(), MERGE_PATCH)
         except errors.NotFound:
             return
-        self._log.info("retry triggered", owner=refused.path, refused_since=refused.since)
+        self._log.info("retry triggered", owner=rejected.path, rejected_since=rejected.since)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from controller.certificates import ServedCertificate
-from controller.refusals import ReportedObject
+from controller.seen_events import ReportedObject
 from vcuda.ledger.report import NamespaceUse
 
 MIN_INTERVAL_SECONDS = 1.0

@@ -11,9 +11,9 @@ from typing import TypedDict
 import msgspec
 import structlog
 
-from controller import refusals
+from controller import seen_events
 from controller.garbage import stale_gc
-from controller.refusals import MAX_MESSAGE_LENGTH, MAX_NAME_LENGTH, ReportedObject, SeenEvent
+from controller.seen_events import MAX_MESSAGE_LENGTH, MAX_NAME_LENGTH, ReportedObject, SeenEvent
 from vcuda import errors
 from vcuda.k8s_types import UNDECODABLE, Decoder
 from vcuda.kube import Kube
@@ -143,12 +143,12 @@ class ReportedEvents:
         started = self._clock()
         reported = Reported()
         try:
-            rejected = self._list(refusals.REASON, refusals.read_refusal)
-            rejected += self._list(refusals.CLAIM_REASON, refusals.read_refusal)
+            rejected = self._list(seen_events.REASON, seen_events.read_rejection)
+            rejected += self._list(seen_events.CLAIM_REASON, seen_events.read_rejection)
             rejected.sort(key=lambda each: each.at, reverse=True)
             # Removals are read from Events, so that removals by earlier leaders are shown too.
             removed = self._list(stale_gc.REASON, read_removal)
-            reported = Reported(by_turns(refusals.merge_by_workload(rejected)), by_turns(removed))
+            reported = Reported(by_turns(seen_events.merge_by_workload(rejected)), by_turns(removed))
         except errors.VcudaError as error:
             self._log.warning("the Events for the usage page could not be listed", reason=str(error))
         finally:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 
-from controller import httpd, manager, refusals, workqueue
+from controller import httpd, manager, seen_events, workqueue
 from controller.advertiser import Advertiser
 from controller.ui import app, document
 from controller.ui.document import Documents, Holder
@@ -110,13 +110,13 @@ class LeaderSource:
     def _holders(self, namespace: str) -> Sequence[Holder]:
         quota = self._leader.quota.current()
         limits = quota.for_namespace(namespace) if quota else None
-        pods, claims = self._leader.settler.pods.pods(namespace), self._leader.charged_claims(namespace)
+        pods, claims = self._leader.recounter.pods.pods(namespace), self._leader.charged_claims(namespace)
         policy = self._leader.claim_policies.current()
         devices = policy.devices if policy else NO_DEVICES
         return [*pod_rows(pods, limits, self._leader.nodes.current()), *claim_rows(claims, limits, devices)]
 
     def _models(self, uses: Mapping[str, NamespaceUse]) -> Sequence[document.ModelCards]:
-        pods, claims, nodes = self._leader.settler.pods, self._leader.settler.claims, self._leader.nodes.current()
+        pods, claims, nodes = self._leader.recounter.pods, self._leader.recounter.claims, self._leader.nodes.current()
         others = {*pods.namespaces(), *claims.namespaces()} - {name for name, use in uses.items() if _is_enforced(use)}
         taken = [
             each
@@ -125,10 +125,10 @@ class LeaderSource:
         ]
         return cluster_cards(self._leader.model_labels.cards(), uses, taken)
 
-    def _beyond(self) -> Sequence[refusals.ReportedObject]:
+    def _beyond(self) -> Sequence[seen_events.ReportedObject]:
         found = [(each.violation, each.at) for each in self._leader.violations.ongoing()[:MAX_FOUND]]
         return [
-            refusals.ReportedObject(each.holder.namespace, kind_of(each.holder), each.holder.name, each.message, at)
+            seen_events.ReportedObject(each.holder.namespace, kind_of(each.holder), each.holder.name, each.message, at)
             for each, at in found
         ]
 

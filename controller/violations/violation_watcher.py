@@ -15,7 +15,7 @@ import structlog
 
 from controller.metrics import EvictionMetrics
 from controller.pods import pod_path
-from controller.settle.grants import NOTICE_SECONDS
+from controller.recount.grants import NOTICE_SECONDS
 from controller.violations.violations import Holder, PricedClaim, Violation, ViolationKind, find_violations
 from controller.workqueue import Reconciler
 from vcuda import k8s_types
@@ -53,7 +53,7 @@ EVICTION_TIMEOUT_SECONDS = 30.0
 class EvictionOutcome(enum.StrEnum):
     """The outcomes of an attempt to evict a pod.
 
-    BUDGET: a PodDisruptionBudget refused the eviction.
+    BUDGET: a PodDisruptionBudget rejected the eviction.
     GONE: the pod no longer exists.
     """
 
@@ -100,7 +100,7 @@ class Evictor:
     def _newest(self, namespace: str, uids: Collection[str]) -> tuple[StoredPod, str] | None:
         quota = self._quota.current()
         limits = quota.for_namespace(namespace) if quota else None
-        # Evict no pod of a system namespace. The webhook is not called there, so it could not refuse a replacement pod.
+        # Evict no pod of a system namespace. The webhook is not called there, so it could not reject a replacement pod.
         if quota is None or limits is None or namespace in quota.system:
             return None
         pods = self._store.list_pods(namespace).charged
@@ -164,7 +164,7 @@ def _involved(holder: Holder) -> objects.InvolvedObject:
 
 
 class ViolationOptions(msgspec.Struct, frozen=True):
-    """The options of the audit, which checks stored pods and claims against the quota.
+    """The options of the check of stored pods and claims against the quota.
 
     ``period``: seconds until a violation is checked again.
     ``evict``: True to evict pods whose violation has lasted for ``period``.
@@ -201,7 +201,7 @@ class ViolationWatcher:
         evictor: Evictor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.reconciler = Reconciler("audit", self.reconcile, failure="namespace not audited", clock=clock)
+        self.reconciler = Reconciler("violations", self.reconcile, failure="violations not checked", clock=clock)
         self._kube = kube
         self._quota = quota
         self._nodes = nodes
@@ -339,8 +339,8 @@ class ViolationWatcher:
         try:
             objects.post_event(self._kube, event)
         except ApiError as error:
-            # Do not retry an Event that the API server refused, because the API server would refuse the retry, too.
-            self._log.warning("event refused", namespace=holder.namespace, uid=holder.uid, error=str(error))
+            # Do not retry an Event that the API server rejected, because the API server would reject the retry, too.
+            self._log.warning("event rejected", namespace=holder.namespace, uid=holder.uid, error=str(error))
             return False
         return True
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from controller.refusals import CLAIM_REASON, REASON, SeenEvent, merge_by_workload, read_refusal
+from controller.seen_events import CLAIM_REASON, REASON, SeenEvent, merge_by_workload, read_rejection
 from examples.playground.teams import TEAMS, Change, Scale, changes, job_manifest
 from tools.component import Component
 from vcuda.errors import VcudaError
@@ -73,5 +73,5 @@ def count_rejected(kube: Kube) -> int:
     reasons = [f"reason={reason}" for reason in (REASON, CLAIM_REASON)]
     pages = (page for reason in reasons for page in kube.list_pages("/api/v1/events", {"fieldSelector": reason}))
     events = (msgspec.json.decode(raw, type=dict[str, Any]) for page in pages for raw in page.items)
-    refused = filter(None, (read_refusal(SeenEvent.of(event, now)) for event in events))
-    return sum(each.namespace in NAMESPACES for each in merge_by_workload(refused))
+    rejected = filter(None, (read_rejection(SeenEvent.of(event, now)) for event in events))
+    return sum(each.namespace in NAMESPACES for each in merge_by_workload(rejected))

@@ -19,7 +19,7 @@ _APP = f"deployment/{YOURS.deployment.name}"
 
 COMMANDS = (
     Command("See what each team uses, and what is free", "kubectl gpuquota -A"),
-    Command("See which workloads were rejected, and why", "kubectl gpuquota refusals -A"),
+    Command("See which workloads were rejected, and why", "kubectl gpuquota rejections -A"),
     Command(
         "Scale your Deployment to 6 half cards, of which your quota admits 4",
         f"kubectl -n {YOURS.namespace} scale {_APP} --replicas=6",

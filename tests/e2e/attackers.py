@@ -44,7 +44,7 @@ DIRTY = "STORED WITH FORGED FIELDS"
 TORN = "bound, then deleted by force"
 GONE = "deleted before"
 ALLOWED, HUNG_UP = "allowed", "not answered"
-NO_RIGHT = "refused by RBAC"
+NO_RIGHT = "rejected by RBAC"
 """The outcome of a request that RBAC forbids. Just after a restart, the API server may also forbid permitted requests,
 because it has not read all roles yet."""
 NOT_ALLOWED = frozenset({"403", "429", "503", NO_RIGHT, HUNG_UP})
@@ -54,22 +54,22 @@ NO_MODEL = "no GPU model"
 KINDS: Sequence[tuple[str, int, str]] = (
     (NO_MODEL, 403, " may use no GPU model in namespace "),
     (NO_RIGHT, 403, " cannot "),
-    ("refused by policy", 403, "ValidatingAdmissionPolicy"),
-    ("refused by ResourceQuota", 403, f"exceeded quota: {NODE}"),
+    ("rejected by policy", 403, "ValidatingAdmissionPolicy"),
+    ("rejected by ResourceQuota", 403, f"exceeded quota: {NODE}"),
     (API_AWAY, 403, "not yet ready to handle request"),
     (GONE, 404, "not found"),
     (GONE, 409, "is being deleted"),
 )
-REFUSED = REASONS - {STORED} | {NO_RIGHT}
+REJECTED = REASONS - {STORED} | {NO_RIGHT}
 ATTACKS: Mapping[str, frozenset[str]] = {
-    "hundreds of Gt and an Lt": REFUSED | {STORED, NO_MODEL},
-    "forged annotations and a node": REFUSED | {CLEAN, NO_MODEL},
-    "allocation of a stored pod": REFUSED | {"refused by policy", GONE},
+    "hundreds of Gt and an Lt": REJECTED | {STORED, NO_MODEL},
+    "forged annotations and a node": REJECTED | {CLEAN, NO_MODEL},
+    "allocation of a stored pod": REJECTED | {"rejected by policy", GONE},
     "binding of a stored pod": frozenset({NO_RIGHT, API_AWAY}),
-    "force-deletion of a bound pod": REFUSED | {TORN, GONE},
-    "label enforced=false": frozenset({"refused by policy", NO_RIGHT, API_AWAY}),
+    "force-deletion of a bound pod": REJECTED | {TORN, GONE},
+    "label enforced=false": frozenset({"rejected by policy", NO_RIGHT, API_AWAY}),
     "label enforced removed": frozenset({"200", NO_RIGHT, API_AWAY}),
-    "refused by ResourceQuota after the charge": REFUSED | {"refused by ResourceQuota"},
+    "rejected by ResourceQuota after the charge": REJECTED | {"rejected by ResourceQuota"},
     "forged review of an existing namespace": frozenset({ALLOWED, *NOT_ALLOWED}),
     "forged review of an invented namespace": NOT_ALLOWED | {"400"},
     "review of 2.8 MiB": frozenset({ALLOWED, *NOT_ALLOWED}),
@@ -78,8 +78,8 @@ ATTACKS: Mapping[str, frozenset[str]] = {
 """The permitted outcomes of each attack, by the name of the attack."""
 
 CLAIM_ATTACKS: Mapping[str, frozenset[str]] = {
-    "claim pinned to a model by hand, marked as the scheduler's": REFUSED | {STORED, NO_MODEL},
-    "finalizer of a claim": REFUSED | {"refused by policy", GONE},
+    "claim pinned to a model by hand, marked as the scheduler's": REJECTED | {STORED, NO_MODEL},
+    "finalizer of a claim": REJECTED | {"rejected by policy", GONE},
 }
 """The permitted outcomes of the attacks that create ResourceClaims, by the name of the attack."""
 

@@ -35,8 +35,8 @@ from tests.processes import PATIENCE, ControllerProcess, Fields, OwnProcess, Web
 ASKS = "e2e.vcuda.io/policy"
 """The label of pods and claims that a slow second webhook also reviews, and sometimes rejects after the charge."""
 
-REFUSAL = "refused by another policy"
-SLOWEST, REFUSED_PART = 1.5, 0.1
+REJECTION = "rejected by another policy"
+SLOWEST, REJECTED_PART = 1.5, 0.1
 
 STORED = "stored"
 OVER_QUOTA = "over quota"
@@ -44,13 +44,13 @@ LEDGER_LOST = "ledger lost, or replica killed while it created the ledger (403)"
 BUSY = "busy, retry later (429)"
 NOT_PINNED = "not pinned to a model: /mutate was not reached"
 WEBHOOK_AWAY = "webhook not reached"
-POLICY = "refused by another policy, after it was charged"
+POLICY = "rejected by another policy, after it was charged"
 API_AWAY = "API server or etcd not reached"
 
 _REASONS = (
     (OVER_QUOTA, {403, 429}, r"(exceeded|larger than the GPU) quota: \w+ in namespace \S+, requested: .* limited: "),
     (NOT_PINNED, {403}, r"(the pod to|the products of) one GPU model of namespace \S+ \("),
-    (POLICY, {403}, rf"{REFUSAL}$"),
+    (POLICY, {403}, rf"{REJECTION}$"),
     (LEDGER_LOST, {403}, r"ledger of namespace \S+ was lost\. Pods that were charged in the ledger may"),
     # If a pod would get 429, a claim gets 403, because controllers that create claims must not wait for a retry.
     (BUSY, {403, 429}, r"try again in 1 s$|pods and claims of this namespace are not seen stored yet$"),
@@ -223,8 +223,8 @@ def templates(namespace: str, replicas: int) -> list[Json]:
 def think(_path: str, review: Json) -> Json:
     """Answer a review as the slow webhook: after a random delay, and with a rejection of some objects."""
     time.sleep(random.uniform(0, SLOWEST))  # noqa: S311
-    allowed = random.random() > REFUSED_PART  # noqa: S311  # random load
-    return reviewed(review, allowed=allowed, status={"code": 403, "message": REFUSAL})
+    allowed = random.random() > REJECTED_PART  # noqa: S311  # random load
+    return reviewed(review, allowed=allowed, status={"code": 403, "message": REJECTION})
 
 
 @contextmanager

@@ -79,7 +79,7 @@ def controller(installation: Installation) -> Iterator[ControllerProcess]:
 
 @pytest.fixture
 def led_team(installation: Installation, controller: ControllerProcess) -> Iterator[Callable[[Json], str]]:
-    """A function that creates a namespace with a quota entry, while a controller runs and settles the ledger."""
+    """A function that creates a namespace with a quota entry, while a controller runs and recounts the ledger."""
     assert controller.process.poll() is None
     with ExitStack() as teardown:
         yield lambda entry: teardown.enter_context(limited_team(installation, entry))

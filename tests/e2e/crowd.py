@@ -48,15 +48,15 @@ class Crowd:
         while not stop.wait(PAUSE_SECONDS):
             self.create()
 
-    def create_until_refused(self, cards: int = 1) -> None:
+    def create_until_rejected(self, cards: int = 1) -> None:
         """Create pods until stored pods use up the quota. Creates that may succeed soon are retried."""
 
-        def refused() -> bool:
+        def rejected() -> bool:
             while (answer := self.create(cards)).status == HTTPStatus.CREATED:
                 pass
             return answer.status == HTTPStatus.FORBIDDEN and not answer.may_pass_soon
 
-        eventually(refused, lambda: self.answers)
+        eventually(rejected, lambda: self.answers)
 
     def stored_cards(self) -> int:
         limits = (pod["spec"]["containers"][0]["resources"]["limits"] for pod in self._cluster.pods(self._namespace))

@@ -37,7 +37,7 @@ SERVED_BY = "e2e.vcuda.io/served-by"
 REPLICA = "e2e.vcuda.io/replica"
 """A label of pods: the number of the replica that reviews the pod. The first replica reviews pods without the label."""
 
-MOST_REPLICAS = 5
+MAX_REPLICAS = 5
 Flag = str | Path
 CLAIM_RULE = {
     "apiGroups": ["resource.k8s.io"],
@@ -109,8 +109,8 @@ class Installation:
 
     def _ask_about_pods(self, path: str, failure_policy: str, labels: Json) -> list[Json]:
         # The first replica reviews all objects without a label that names one of the other replicas.
-        first = {"operator": "NotIn", "values": [str(number) for number in range(1, MOST_REPLICAS)]}
-        asked = [first, *({"operator": "In", "values": [str(number)]} for number in range(1, MOST_REPLICAS))]
+        first = {"operator": "NotIn", "values": [str(number) for number in range(1, MAX_REPLICAS)]}
+        asked = [first, *({"operator": "In", "values": [str(number)]} for number in range(1, MAX_REPLICAS))]
         name = f"{path}.quota.vcuda.io"
         every = {"": {"matchConditions": base_conditions(name)}, "-claims": {"rules": [CLAIM_RULE]}}
         return [

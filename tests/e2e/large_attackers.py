@@ -217,7 +217,7 @@ def large_event(namespace: str, number: int) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": f"refused-{number}", "namespace": namespace},
+        "metadata": {"name": f"rejected-{number}", "namespace": namespace},
         "involvedObject": about,
         "reason": "FailedCreate",
         "message": f"{SAID}: M40 {'x' * 1_000_000}",

@@ -24,7 +24,7 @@ CORES = "tencent.com/vcuda-core"
 PODS, CLAIMS = "/api/v1/pods", f"/apis/{VERSION}/resourceclaims"
 LOOK_PAUSE = 0.1
 WATCH_SECONDS = 5.0
-MOST_KEPT = 10_000
+MAX_KEPT = 10_000
 AWAY = (ApiException, HTTPError, json.JSONDecodeError)
 """The errors that the client raises if the API server is down, or stops in the middle of an answer."""
 
@@ -201,7 +201,7 @@ class Observer:
         """Return the cores that one object uses, from a cache, because each change counts every object again."""
         version = each["metadata"]["uid"], each["metadata"]["resourceVersion"]
         if version not in self._held:
-            if len(self._held) >= MOST_KEPT:
+            if len(self._held) >= MAX_KEPT:
                 self._held.clear()
             self._held[version] = held([each])
         return self._held[version]

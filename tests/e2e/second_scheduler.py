@@ -20,7 +20,7 @@ NAME = "vcuda-scheduler"
 PREDICATING = "predicating"
 """The schedulerName of pods for the scheduler whose extender acts like gpu-admission."""
 
-REFUSAL = "had been predicated!"
+REJECTION = "had been predicated!"
 MARKS = ("predicate-time", "gpu-assigned", "predicate-gpu-idx-")
 COMPONENT = Path(__file__).parents[2] / "manifests" / "components" / "scheduler"
 
@@ -82,7 +82,7 @@ def predicate(asked: Json) -> Json:
     """
     pod, nodes = asked["Pod"], asked["Nodes"]
     if any(mark in key for key in pod["metadata"].get("annotations", {}) for mark in MARKS):
-        return {"Error": f"pod {pod['metadata']['name']} {REFUSAL}"}
+        return {"Error": f"pod {pod['metadata']['name']} {REJECTION}"}
     return {"Nodes": {**nodes, "items": nodes["items"][:1]}, "FailedNodes": {}, "Error": ""}
 
 

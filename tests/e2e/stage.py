@@ -103,10 +103,10 @@ class Stage:
         the API server does not report what its own watches have delivered.
         """
 
-        def refusal() -> str:
+        def rejection() -> str:
             return self.cluster.try_create(plain(time.monotonic_ns(), namespace), dryRun="All").message
 
-        eventually(lambda: not refusal(), refusal)
+        eventually(lambda: not rejection(), rejection)
 
     def bundles(self) -> list[str]:
         found = [hook for path in PATHS.values() for hook in self.cluster.rest.get(path)["webhooks"]]

@@ -87,15 +87,17 @@ def test_a_pod_of_every_scheme_lands_on_a_node_of_its_teams_model_and_pool(
         pytest.param(1, {"nodeName": "gpu-mixed"}, f"{NO_MODEL} the pod's node selection, {NO_NODE}", id="elsewhere"),
     ],
 )
-def test_kubectl_shows_why_a_pod_is_refused(cluster: Cluster, team: Team, cards: int, spec: Json, message: str) -> None:
+def test_kubectl_shows_why_a_pod_is_rejected(
+    cluster: Cluster, team: Team, cards: int, spec: Json, message: str
+) -> None:
     namespace = team({"pool": ["public"], "quota": {"M40": 2}})
-    refused = kubectl_create(cluster, with_spec(card_pod("train", namespace, cards), **spec))
+    rejected = kubectl_create(cluster, with_spec(card_pod("train", namespace, cards), **spec))
     denied = f'admission webhook "mutate.quota.vcuda.io" denied the request: {message.format(namespace)}'
-    assert refused.stderr == f'Error from server (Forbidden): error when creating "STDIN": {denied}\n'
+    assert rejected.stderr == f'Error from server (Forbidden): error when creating "STDIN": {denied}\n'
     assert cluster.pods(namespace) == []
 
 
-def test_a_malformed_request_is_refused_with_the_path_of_every_fault(cluster: Cluster, team: Team) -> None:
+def test_a_malformed_request_is_rejected_with_the_path_of_every_fault(cluster: Cluster, team: Team) -> None:
     namespace = team({"quota": {"M40": 8}})
     pod = gpu_pod("train", namespace, {"tencent.com/vcuda-core": "150"})
     pod["spec"]["containers"].append(container({"tencent.com/vcuda-core": "50"}, name="shared"))

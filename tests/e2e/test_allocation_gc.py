@@ -15,7 +15,7 @@ from controller.metrics import GarbageMetrics
 from examples.allocations import RECORDED, rfc3339
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, controlling
-from tests.e2e.second_scheduler import PREDICATING, REFUSAL, extended_scheduler, predicate
+from tests.e2e.second_scheduler import PREDICATING, REJECTION, extended_scheduler, predicate
 from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event, is_allocated
 from tests.processes import ControllerProcess
 from tools.control_plane import ControlPlane
@@ -136,17 +136,17 @@ def test_a_pod_that_gpu_admission_always_rejects_is_cleared_and_scheduled(
     pod = Allocated("stranded", GPU_MANAGER, NODE, own={"a/b": "stays"}, scheduler=PREDICATING)
     with extended_scheduler(control_plane, tmp_path, PREDICATING, predicate):
         pod.create(cluster, namespace)
-        refused = cluster.wait_pod(namespace, "stranded", is_refused)
-        assert is_allocated(refused, GPU_MANAGER)
-        assert "nodeName" not in refused["spec"]
+        rejected = cluster.wait_pod(namespace, "stranded", is_rejected)
+        assert is_allocated(rejected, GPU_MANAGER)
+        assert "nodeName" not in rejected["spec"]
         bound = cluster.await_bound(namespace, "stranded")
     assert bound["metadata"]["annotations"] == {"a/b": "stays"}
     event = await_removal_event(cluster, namespace, "stranded")
     assert "the pod was never bound" in event["message"]
 
 
-def is_refused(pod: Json) -> bool:
-    return any(REFUSAL in condition.get("message", "") for condition in pod["status"].get("conditions", []))
+def is_rejected(pod: Json) -> bool:
+    return any(REJECTION in condition.get("message", "") for condition in pod["status"].get("conditions", []))
 
 
 @pytest.mark.usefixtures("collector")

@@ -73,10 +73,10 @@ def test_a_shared_card_admits_as_many_pods_as_it_is_split_into(
     with limited_team(own, {"quota": {"A100-shared": 1}}) as team:
         for number in range(4):
             cluster.create(asking(team, f"train-{number}"))
-        refused = cluster.try_create(asking(team, "train-4"))
-        assert refused.is_over_quota
-        assert "A100-shared in namespace" in refused.message
-        assert "requested: 0.25 cards, used: 1" in refused.message
+        rejected = cluster.try_create(asking(team, "train-4"))
+        assert rejected.is_over_quota
+        assert "A100-shared in namespace" in rejected.message
+        assert "requested: 0.25 cards, used: 1" in rejected.message
         for number in range(4):
             assert cluster.await_bound(team, f"train-{number}")["spec"]["nodeName"] == shared_node
         await_committed(own, team, **{"A100-shared": 100})

@@ -95,7 +95,7 @@ pod is bound, and the charge of a deleted pod is released at once.
 QUOTAS: Sequence[Mapping[str, float]] = ({"M40": 6, "P100": 3}, {"V100": 2.5}, {"M40": 8})
 """The limits in cards of a group's further namespaces. The test attacks the last one."""
 
-MOST_MEMORY = 200
+MAX_MEMORY = 200
 """Maximum memory of all processes of one webhook replica together, in MiB."""
 
 STAYS = 6
@@ -173,7 +173,7 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
                 havoc.wreak(lambda seconds: seconds >= SECONDS and callers.creates >= CREATES)
             # Faults have edited the quota. Write the original quota, and wait until each running replica uses it.
             replace(own.quota, readers=[victim.current() for victim in victims]).limit_anew(**havoc.entries)
-            await_settled(own, stage.managers, teams)
+            await_recounted(own, stage.managers, teams)
             with ThreadPoolExecutor(FILLERS) as threads:
                 cores = threads.map(partial(fill, own_cluster), teams, teams.values())
                 filled = dict(zip(teams, cores, strict=True))
@@ -207,8 +207,8 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
         assert [(name, told) for name, counts in siege.counts.items() for told in counts.keys() - known[name]] == []
         assert siege.counts.keys() == known.keys()
         assert INVENTED not in str(own_cluster.rest.get(LEDGERS))
-        assert 0 < figures.worker < MOST_MEMORY
-        assert figures.replica < MOST_MEMORY
+        assert 0 < figures.worker < MAX_MEMORY
+        assert figures.replica < MAX_MEMORY
 
 
 @dataclass(frozen=True)
@@ -315,7 +315,7 @@ def exceeded(observer: Observer, teams: Mapping[str, Mapping[str, int]]) -> Iter
                 yield f"{cores} cores of {model} in {namespace}, limited to {quota}"
 
 
-def await_settled(own: Installation, managers: Controllers, teams: Mapping[str, Mapping[str, int]]) -> None:
+def await_recounted(own: Installation, managers: Controllers, teams: Mapping[str, Mapping[str, int]]) -> None:
     def all_released() -> bool:
         managers.mend()
         with ThreadPoolExecutor(8) as threads:

@@ -104,7 +104,7 @@ class Presenting:
         self.cluster.control_plane.apiserver.stop()
         self.cluster.control_plane.apiserver.start()
 
-    def refusal(self) -> str:
+    def rejection(self) -> str:
         self.created += 1
         return self.cluster.try_create(plain(self.created, self.namespace)).message
 
@@ -166,7 +166,7 @@ def guarded(presenting: Presenting) -> Iterator[WebhookProcess]:
 
 def presented(presenting: Presenting, guarded: WebhookProcess) -> float:
     """Create a pod, which must be admitted. Return the end of the client certificate of the newest connection."""
-    assert presenting.refusal() == ""
+    assert presenting.rejection() == ""
     return guarded.metric("vcuda_client_certificate_expiry_seconds")
 
 
@@ -217,8 +217,8 @@ def test_the_api_server_reads_a_new_client_certificate_by_itself(
     def is_new() -> bool:
         # Between two calls the test waits one second. A pause of 90 s would make the API server close the connection.
         time.sleep(1)
-        refusal = presenting.refusal()
-        assert refusal == "" or "use of closed network connection" in refusal
+        rejection = presenting.rejection()
+        assert rejection == "" or "use of closed network connection" in rejection
         return guarded.metric("vcuda_client_certificate_expiry_seconds") == presenting.installed()
 
     assert presented(presenting, guarded) == old
@@ -259,7 +259,7 @@ def test_an_expired_client_certificate_on_an_api_servers_machine_is_replaced_as_
     """The certificate in the Secret is valid, but nobody copied it to the machine of the API server."""
     presenting.install_expired()
     presenting.restart()
-    assert "failed calling webhook" in presenting.refusal()
+    assert "failed calling webhook" in presenting.rejection()
     eventually(lambda: EXPIRED.search(guarded.output()), guarded.output)
     began = time.monotonic()
     command = commands("The certificate has expired")[2].split()
@@ -268,6 +268,6 @@ def test_an_expired_client_certificate_on_an_api_servers_machine_is_replaced_as_
     typed = [str(here.get(word, word)) for word in command]
     subprocess.run((SCRIPTS / typed[0], *typed[1:], "--server", presenting.address), check=True, timeout=60)
     presenting.restart()
-    assert presenting.refusal() == ""
+    assert presenting.rejection() == ""
     print(f"bad night: client certificate written, API server restarted: {time.monotonic() - began:.1f} s")
     assert presented(presenting, guarded) == presenting.installed()

@@ -109,7 +109,7 @@ def test_claims_and_pods_that_race_never_get_more_devices_than_the_quota(
     await_committed(installation, team, **{model: 100 * cards for model, cards in QUOTA.items()})
 
 
-REFUSALS = 8
+REJECTIONS = 8
 """The number of rejections after which the back-off of Kubernetes' claim controller is longer than ten seconds."""
 
 
@@ -128,7 +128,7 @@ def test_a_deployment_of_a_template_waits_and_starts_as_soon_as_quota_is_free(
         await_committed(installation, team, A100=100)
         waiting = claiming(team, "train", resourceClaimTemplateName="gpu")
         cluster.create(workload("Deployment", team, pod=waiting))
-        cluster.await_events(team, "reason=FailedResourceClaimCreation", lambda told: tries(told) >= REFUSALS)
+        cluster.await_events(team, "reason=FailedResourceClaimCreation", lambda told: tries(told) >= REJECTIONS)
         [held] = claims(cluster, team)
         cluster.delete_pod(team, "holder")
         cluster.await_gone(claims_path(team), held["metadata"]["name"])
@@ -158,8 +158,8 @@ def test_a_card_that_nvidia_s_driver_shares_is_charged_as_the_scheduler_shares_i
         for number in range(parts):
             cluster.create(claim(team, f"part-{number}", wanted))
             cluster.create(claiming(team, f"train-{number}", resourceClaimName=f"part-{number}"))
-        refused = cluster.try_create(claim(team, "more", wanted))
-        assert (refused.status, OVER_QUOTA in refused.message) == (403, True)
+        rejected = cluster.try_create(claim(team, "more", wanted))
+        assert (rejected.status, OVER_QUOTA in rejected.message) == (403, True)
         for number in range(parts):
             cluster.await_bound(team, f"train-{number}")
         given = {device for each in claims(cluster, team) for device in devices_of(each)}

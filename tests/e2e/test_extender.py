@@ -141,7 +141,7 @@ def why_not(stored: Json) -> str:
     return next((each["message"] for each in conditions if each["type"] == "PodScheduled" and "message" in each), "")
 
 
-def unsettled(stored: list[Json], nodes: list[str]) -> dict[str, str]:
+def undecided(stored: list[Json], nodes: list[str]) -> dict[str, str]:
     """Return, by pod name, the message of each unbound pod that fits on a node or whose message has no reason."""
     used = taken(stored, CARD_MEMORY)
     return {
@@ -152,23 +152,23 @@ def unsettled(stored: list[Json], nodes: list[str]) -> dict[str, str]:
     }
 
 
-def settle(cluster: Cluster, namespace: str, nodes: list[str], count: int) -> list[Json]:
+def await_decisions(cluster: Cluster, namespace: str, nodes: list[str], count: int) -> list[Json]:
     """Wait until each pod is bound, or its status gives the reason why it is not. Return the pods.
 
     Until then, assert in every state that no card is over-allocated.
     """
     left: dict[str, str] = {}
 
-    def settled(stored: list[Json]) -> bool:
+    def decided(stored: list[Json]) -> bool:
         nonlocal left
         assert over(taken(stored, CARD_MEMORY), nodes, CARDS, CARD_MEMORY) == []
-        left = unsettled(stored, nodes)
+        left = undecided(stored, nodes)
         return len(stored) == count and not left
 
     try:
-        return cluster.await_pods(namespace, settled, PATIENCE)
+        return cluster.await_pods(namespace, decided, PATIENCE)
     except TimeoutError as error:
-        raise TimeoutError(f"not settled after {PATIENCE:g} s: {left}") from error
+        raise TimeoutError(f"not decided after {PATIENCE:g} s: {left}") from error
 
 
 def wake(cluster: Cluster, node: str, value: str = "true") -> None:
@@ -205,11 +205,11 @@ def test_200_pods_at_once_are_bound_if_they_fit_and_the_rest_show_the_reason(
 ) -> None:
     """The mixed pods do not all fit. The pods with equal shares all fit, and fill every card."""
     create_all(cluster, namespace, manifests)
-    stored = settle(cluster, namespace, gpu_nodes, PODS)
+    stored = await_decisions(cluster, namespace, gpu_nodes, PODS)
     bound = len(bound_with_cards(stored))
     assert serving.metric("vcuda_extender_bindings_total", outcome="bound") == bound
-    refused = any("cards needed" in why_not(each) or "Insufficient" in why_not(each) for each in stored)
-    assert (0 < bound < PODS and refused) if manifests is MIXED else bound == PODS
+    rejected = any("cards needed" in why_not(each) or "Insufficient" in why_not(each) for each in stored)
+    assert (0 < bound < PODS and rejected) if manifests is MIXED else bound == PODS
 
 
 @pytest.mark.one_version
@@ -229,7 +229,7 @@ def test_after_the_leader_is_killed_the_next_one_continues_and_no_card_is_alloca
         # The first leader has placed pods that it could not bind. When their cards become free, the scheduler tries the
         # other pods only after an event or after five minutes. Real nodes often send events.
         with waking(cluster, gpu_nodes[0]):
-            stored = settle(cluster, namespace, gpu_nodes, PODS)
+            stored = await_decisions(cluster, namespace, gpu_nodes, PODS)
         assert before < sum(map(is_bound, stored))
     drop_lease(cluster)
 
@@ -389,5 +389,5 @@ def test_pods_are_placed_if_the_scheduler_sends_whole_nodes(
     cluster: Cluster, gpu_nodes: list[str], namespace: str
 ) -> None:
     create_all(cluster, namespace, [share(60, 8, f"p{number}") for number in range(4)])
-    stored = settle(cluster, namespace, gpu_nodes, 4)
+    stored = await_decisions(cluster, namespace, gpu_nodes, 4)
     assert len(bound_with_cards(stored)) == len(taken(stored, CARD_MEMORY)) == 4

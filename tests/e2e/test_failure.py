@@ -31,9 +31,9 @@ def test_a_pod_that_bypassed_mutate_is_stored_only_if_it_is_pinned_to_an_allowed
     with running(cluster, tmp_path) as own, own.team({"quota": {"M40": 1}}) as namespace:
         await_ready(own)
         with cluster.register_webhooks(validating=own.validating()):
-            refused = cluster.try_create(card_pod("free-floating", namespace))
-            assert (refused.status, refused.headers["Retry-After"]) == (HTTPStatus.TOO_MANY_REQUESTS, "1")
-            assert f"restrict the pod to one GPU model of namespace {namespace} (M40: 1 card)" in refused.message
+            rejected = cluster.try_create(card_pod("free-floating", namespace))
+            assert (rejected.status, rejected.headers["Retry-After"]) == (HTTPStatus.TOO_MANY_REQUESTS, "1")
+            assert f"restrict the pod to one GPU model of namespace {namespace} (M40: 1 card)" in rejected.message
             cluster.create(pinned(card_pod("pinned", namespace)))
             assert cluster.try_create(pinned(card_pod("over", namespace))).is_over_quota
         assert own.charged(namespace) == {"M40": 100}
@@ -67,11 +67,11 @@ def test_a_client_that_retries_gets_its_pod_once_mutate_answers_and_after_30_s_t
                 created.result()
             assert own.charged(namespace) == {"M40": 100}
             floating = card_pod("floating", namespace)
-            refused = eventually_refused(lambda: cluster.try_create(floating))
-            assert "so its registration is probably missing or wrong" in refused.message
+            rejected = eventually_rejected(lambda: cluster.try_create(floating))
+            assert "so its registration is probably missing or wrong" in rejected.message
 
 
-def eventually_refused(create: Callable[[], Answer]) -> Answer:
+def eventually_rejected(create: Callable[[], Answer]) -> Answer:
     """Return the first answer that clients do not repeat."""
 
     def final() -> Answer | None:
@@ -102,10 +102,10 @@ def test_no_pod_bypasses_mutate_while_it_is_down_and_workloads_continue_afterwar
                 (forged(namespace, metadata={"labels": {"nvidia.com/assigned-phase": "x"}}), "assigned-phase"),
                 (card_pod("floating", namespace), "must restrict the pod to one GPU model"),
             ):
-                refused = tenant.try_create(pod)
-                assert refused.status == HTTPStatus.TOO_MANY_REQUESTS
-                assert NOT_MUTATED in refused.message
-                assert what in refused.message
+                rejected = tenant.try_create(pod)
+                assert rejected.status == HTTPStatus.TOO_MANY_REQUESTS
+                assert NOT_MUTATED in rejected.message
+                assert what in rejected.message
             tenant.create(workload("ReplicaSet", namespace))
             cluster.await_events(namespace, "reason=FailedCreate", told_why)
             assert own.charged(namespace) == {}

@@ -50,10 +50,10 @@ def test_a_generated_name_in_use_leaves_a_charge_until_the_controller_releases_i
 
     # This pod fits only after the release of the charges whose pods were not stored.
     cards = 4 - retries
-    refused = cluster.try_create(card_pod("next", namespace, cards=cards))
-    assert (refused.status, "Retry-After" in refused.headers) == (HTTPStatus.FORBIDDEN, False)
-    assert f"requested: {cards} cards, used: {tries} ({tries} pending), limited: 4" in refused.message
-    assert "quota of admitted pods that were never created is being released within 75 s" in refused.message
+    rejected = cluster.try_create(card_pod("next", namespace, cards=cards))
+    assert (rejected.status, "Retry-After" in rejected.headers) == (HTTPStatus.FORBIDDEN, False)
+    assert f"requested: {cards} cards, used: {tries} ({tries} pending), limited: 4" in rejected.message
+    assert "quota of admitted pods that were never created is being released within 75 s" in rejected.message
 
     with controlling(installation) as controller:
         await_committed(installation, namespace, **({"M40": 100} if retries else {}))

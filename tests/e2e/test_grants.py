@@ -84,7 +84,7 @@ def test_a_rejected_deployment_runs_during_a_grant_and_nothing_is_admitted_after
         after = await_usage(cluster, namespace, 1)
         assert time.time() >= begin + LASTS
         assert (after["used"], after["grants"]) == (2, [])
-        refused = cluster.try_create(card_pod("late", namespace))
-        assert refused.status == HTTPStatus.FORBIDDEN
-        assert "used: 2 (0 pending), limited: 1" in refused.message
+        rejected = cluster.try_create(card_pod("late", namespace))
+        assert rejected.status == HTTPStatus.FORBIDDEN
+        assert "used: 2 (0 pending), limited: 1" in rejected.message
         assert holds_two(cluster.pods(namespace))

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from controller.settle.publisher import is_without_home
+from controller.recount.publisher import is_without_home
 from tests.e2e.cluster import Cluster, Json
 from vcuda.errors import ApiError, Conflict, Gone, NotFound
 from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube, Page
@@ -54,7 +54,7 @@ def test_patches_are_applied_by_their_content_type(kube: Kube, path: str) -> Non
     assert read(kube.get(f"{path}/ledger"))["data"] == {"a.b": "x", "c": "é"}
 
 
-def test_a_json_patch_whose_test_fails_is_refused(kube: Kube, path: str) -> None:
+def test_a_json_patch_whose_test_fails_is_rejected(kube: Kube, path: str) -> None:
     kube.post(path, manifest("first"))
     with pytest.raises(ApiError) as caught:
         kube.patch(f"{path}/ledger", b'[{"op": "test", "path": "/data/value", "value": "x"}]', JSON_PATCH)
@@ -108,10 +108,10 @@ def test_a_terminating_namespace_accepts_no_object_and_the_rejection_says_why(
     held = {"metadata": {"name": "held", "finalizers": ["e2e.vcuda.io/held"]}}
     kube.post(path, msgspec.json.encode(held))
     cluster.delete_namespace(namespace)
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(ApiError) as rejected:
         kube.post(path, manifest("late"))
-    assert is_without_home(refused.value)
-    assert not isinstance(refused.value, NotFound)
+    assert is_without_home(rejected.value)
+    assert not isinstance(rejected.value, NotFound)
     kube.patch(f"{path}/held", b'{"metadata": {"finalizers": null}}', MERGE_PATCH)
 
 

@@ -30,7 +30,7 @@ from tools.control_plane import running_control_plane
 
 pytestmark = pytest.mark.one_version
 
-MOST_OF_REPLICA, MOST_OF_CONTROLLER = 256, 256
+MAX_REPLICA_MIB, MAX_CONTROLLER_MIB = 256, 256
 """Maximum memory in MiB: half of the memory limit of a webhook replica, and a quarter of that of a controller."""
 
 GATED_PODS, TEMPLATES, CLAIMS, EVENTS = 200, 60, 30, 120
@@ -85,7 +85,7 @@ def test_hundreds_of_large_pods_without_gpus_keep_a_replica_within_its_memory_at
                     cluster.create(card_pod(f"beside-{number}", other))
                 admitted.result()
         assert installation.replica.worker() == worker
-        assert memory(worker) <= MOST_OF_REPLICA
+        assert memory(worker) <= MAX_REPLICA_MIB
 
 
 def await_created(tenant: Cluster, pod: Json) -> None:
@@ -123,11 +123,11 @@ def test_large_templates_keep_replicas_within_their_memory_and_disturb_no_other_
             assert tenant.try_create(small, dryRun="All").status == HTTPStatus.CREATED
         assert installation.replica.worker() == worker
         assert memory(worker, "VmRSS") - before <= TEMPLATES // 2
-        assert memory(worker) <= MOST_OF_REPLICA
+        assert memory(worker) <= MAX_REPLICA_MIB
         installation.replica.terminate()
         with serving(*installation.flags, ca=installation.ca) as again:
             again.await_ready()
-            assert memory(again.worker()) <= MOST_OF_REPLICA
+            assert memory(again.worker()) <= MAX_REPLICA_MIB
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_large_claims_and_events_keep_the_controller_within_its_memory(
                 wanted = listed_events(cluster) + EVENTS
                 cluster.delete_pod(namespace, "held")
                 eventually(partial(has_listed_events, cluster, wanted), controller.output, timeout=150)
-        assert memory(controller.process.pid) <= MOST_OF_CONTROLLER
+        assert memory(controller.process.pid) <= MAX_CONTROLLER_MIB
 
 
 def has_listed_events(cluster: Cluster, wanted: float) -> bool:

@@ -1,4 +1,4 @@
-"""A tenant's pods of the maximum size are decided or denied, and do not delay the answers to other tenants."""
+"""A tenant's pods of the maximum size are decided or rejected, and do not delay the answers to other tenants."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,12 +27,12 @@ def test_pods_with_a_huge_node_selection_do_not_delay_other_pods(
     namespace, other = team({"quota": {"M40": 50, "P100": 1}}), team({"quota": {"M40": 50}})
     with tenant_of(cluster, namespace) as tenant, ThreadPoolExecutor(8) as many:
         impossible = [with_spec(card_pod(f"bounds-{n}", namespace), affinity=BOUNDS) for n in range(41)]
-        refused = [many.submit(tenant.try_create, pod) for pod in impossible]
+        rejected = [many.submit(tenant.try_create, pod) for pod in impossible]
         large = [heavy_pod(namespace, n) for n in range(3)]
         large += [with_spec(card_pod(f"terms-{n}", namespace), affinity=MANY_TERMS) for n in range(3)]
         created = [many.submit(tenant.create, pod) for pod in large]
         beside = [many.submit(cluster.create, card_pod(f"pod-{n}", other)) for n in range(20)]
-        for answer in (each.result() for each in refused):
+        for answer in (each.result() for each in rejected):
             assert answer.status == HTTPStatus.FORBIDDEN
             assert f"this pod may use no GPU model in namespace {namespace}" in answer.message
         stored = [each.result() for each in (*created, *beside)]
@@ -42,7 +42,7 @@ def test_pods_with_a_huge_node_selection_do_not_delay_other_pods(
     await_ledger(installation, other, lambda ledger: charged(ledger) == {"M40": 2000})
 
 
-def test_a_pod_whose_review_is_too_large_after_encoding_is_denied_with_the_reason(
+def test_a_pod_whose_review_is_too_large_after_encoding_is_rejected_with_the_reason(
     team: Callable[[Json], str], tenant: Callable[[str], Cluster]
 ) -> None:
     namespace = team({"quota": {"M40": 50}})

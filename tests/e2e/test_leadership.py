@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from controller.manager import Leader
-from controller.settle.charge_ages import SettleTiming
+from controller.recount.charge_ages import RecountTiming
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import (
     LEASE,
@@ -203,7 +203,7 @@ def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
     place = QuotaPlace(installation.quota.namespace, installation.quota.name)
     faults: list[str] = []
     registry, on_fault = CollectorRegistry(), partial(faults.append, "a loop")
-    timing = SettleTiming(pending_ttl=1.0, max_terminating=0)  # no kubelet reports here that a deleted pod has ended
+    timing = RecountTiming(pending_ttl=1.0, max_terminating=0)  # no kubelet reports here that a deleted pod has ended
     leader = Leader(kube, place, SYSTEM_NAMESPACE, NodeLabels(), registry, on_fault=on_fault, timing=timing)
     leader.watch()
     leader.lead()
@@ -231,9 +231,9 @@ def test_a_leader_with_an_outdated_list_of_pods_keeps_the_charges_of_all_stored_
         cluster.create(card_pod("fourth", namespace))
         assert cluster.try_create(card_pod("fourth", namespace)).status == HTTPStatus.CONFLICT
         with stale_leader(installation, old) as leader:
-            settled = await_committed(installation, namespace, M40=400)
-            seen = [pod.name for pod in leader.settler.pods.pods(namespace)]
-            assert (leader.settler.pods.reflector.resource_version, seen) == (old, ["first"])
-        assert int(settled.pod_resource_version) > int(counted.pod_resource_version)
+            recounted = await_committed(installation, namespace, M40=400)
+            seen = [pod.name for pod in leader.recounter.pods.pods(namespace)]
+            assert (leader.recounter.pods.reflector.resource_version, seen) == (old, ["first"])
+        assert int(recounted.pod_resource_version) > int(counted.pod_resource_version)
         cluster.create(card_pod("fifth", namespace))
         assert cluster.try_create(card_pod("sixth", namespace)).is_over_quota

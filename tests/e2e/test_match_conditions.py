@@ -154,7 +154,7 @@ def test_only_a_claim_that_may_be_for_a_gpu_causes_a_call(cluster: Cluster, aske
     assert told == [("/mutate-claims", "rdma"), ("/validate-claims", "rdma"), ("/validate-claims", "domains")]
 
 
-REFUSED: dict[str, tuple[Json, str]] = {
+REJECTED: dict[str, tuple[Json, str]] = {
     "a resource in requests alone": (
         pod(container(resources={"requests": {"nvidia.com/gpu": "1"}})),
         "Limit must be set for non overcommitable resources",
@@ -165,12 +165,12 @@ REFUSED: dict[str, tuple[Json, str]] = {
 
 
 @pytest.mark.usefixtures("registered")
-@pytest.mark.parametrize(("manifest", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("manifest", "message"), REJECTED.values(), ids=REJECTED)
 def test_the_api_server_itself_rejects_pods_that_the_condition_ignores(
     cluster: Cluster, asked: Recorder, watched: str, manifest: Json, message: str
 ) -> None:
-    refused = cluster.try_create(in_namespace(manifest, watched))
-    assert (refused.status, message in refused.message) == (HTTPStatus.UNPROCESSABLE_ENTITY, True), refused.message
+    rejected = cluster.try_create(in_namespace(manifest, watched))
+    assert (rejected.status, message in rejected.message) == (HTTPStatus.UNPROCESSABLE_ENTITY, True), rejected.message
     assert VALIDATE not in calls(asked)
 
 
@@ -264,9 +264,9 @@ def test_a_failing_condition_of_mutate_leaves_the_pod_to_validate(
 
 def test_a_failing_condition_of_validate_rejects_every_pod(cluster: Cluster, asked: Recorder, apart: str) -> None:
     with with_failing(cluster, asked, "validate"):
-        refused = cluster.try_create(in_namespace(ORDINARY["cpu and memory"], apart))
-    assert (refused.status, refused.body["reason"]) == (HTTPStatus.FORBIDDEN, "Forbidden")
-    assert f"expression '{FAILING}' resulted in error: no such key: nosuch" in refused.message
+        rejected = cluster.try_create(in_namespace(ORDINARY["cpu and memory"], apart))
+    assert (rejected.status, rejected.body["reason"]) == (HTTPStatus.FORBIDDEN, "Forbidden")
+    assert f"expression '{FAILING}' resulted in error: no such key: nosuch" in rejected.message
     assert calls(asked) == []
     assert cluster.pods(apart) == []
 

@@ -44,11 +44,11 @@ def test_a_deployment_gets_only_the_models_that_its_pod_template_names(
     made = workload("Deployment", namespace, replicas=3)
     made["spec"]["template"]["metadata"]["annotations"] = {WISH: "H100, A100"}
     cluster.apply(made)
-    refused = "H100 in namespace {0}, requested: 1 card, used: 1 (0 pending), limited: 1, 1 more needed; A100 in"
+    rejected = "H100 in namespace {0}, requested: 1 card, used: 1 (0 pending), limited: 1, 1 more needed; A100 in"
     cluster.await_events(
         namespace,
         "reason=FailedCreate",
-        lambda told: any(refused.format(namespace) in each["message"] for each in told),
+        lambda told: any(rejected.format(namespace) in each["message"] for each in told),
     )
     bound = cluster.await_pods(namespace, lambda pods: len(pods) == 2 and all(map(is_bound, pods)))
     assert sorted(nodes[pod["spec"]["nodeName"]] for pod in bound) == ["A100", "H100"]

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from controller.plugin.kubectl import Kubectl
-from controller.plugin.refused import read_refusals
-from controller.refusals import REASON
+from controller.plugin.rejections import read_rejections
+from controller.seen_events import REASON
 from controller.ui.events import ReportedEvents
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, administering
@@ -98,7 +98,7 @@ def test_nested_objects_stop_no_part_and_the_first_quota_of_their_namespace_take
             cluster.create(card_pod("third", namespace))
 
 
-def test_the_page_and_the_plugin_list_the_refusals_next_to_a_nested_event(cluster: Cluster, kube: Kube) -> None:
+def test_the_page_and_the_plugin_list_the_rejections_next_to_a_nested_event(cluster: Cluster, kube: Kube) -> None:
     page = ReportedEvents(kube)
     plugin = Kubectl((cluster.kubectl_program, f"--kubeconfig={cluster.kubeconfig}"))
     with cluster.fresh_namespace() as namespace:
@@ -106,6 +106,6 @@ def test_the_page_and_the_plugin_list_the_refusals_next_to_a_nested_event(cluste
         for name in ("nested", "plain"):
             kube.post(events, msgspec.json.encode(event(namespace, name)))
         nest(kube, f"{events}/nested")
-        assert {each.name for each in read_refusals(plugin, namespace)} == {"nested", "plain"}
+        assert {each.name for each in read_rejections(plugin, namespace)} == {"nested", "plain"}
         page.read()
         assert {"nested", "plain"} <= {each.name for each in page.current().rejections or ()}

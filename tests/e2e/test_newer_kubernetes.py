@@ -83,9 +83,9 @@ def test_a_resize_of_cpu_and_memory_in_place_leaves_charge_and_pin_and_no_card_c
     resized = {"name": "train", "resources": {"requests": amounts, "limits": amounts}}
     patch(cluster, team, {"spec": {"containers": [resized]}}, "/resize").ok()
     more = {"name": "train", "resources": {"requests": {CARD: "200"}, "limits": {CARD: "200"}}}
-    refused = patch(cluster, team, {"spec": {"containers": [more]}}, "/resize")
-    assert refused.status == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "only cpu and memory resources are mutable" in refused.message
+    rejected = patch(cluster, team, {"spec": {"containers": [more]}}, "/resize")
+    assert rejected.status == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "only cpu and memory resources are mutable" in rejected.message
     assert asked(installation) == before
     spec = cluster.pod(team)["spec"]
     assert spec["containers"][0]["resources"]["limits"] == {CARD: "100", **amounts}
@@ -126,8 +126,8 @@ def test_an_ephemeral_container_is_admitted_and_cannot_request_a_card(
     plain = {"name": "debug", "image": "busybox", "targetContainerName": "train"}
     asking = {**plain, "name": "greedy", "resources": {"limits": {CARD: "100"}}}
     patch(cluster, team, {"spec": {"ephemeralContainers": [plain]}}, "/ephemeralcontainers").ok()
-    refused = patch(cluster, team, {"spec": {"ephemeralContainers": [asking]}}, "/ephemeralcontainers")
-    assert refused.status == HTTPStatus.UNPROCESSABLE_ENTITY
+    rejected = patch(cluster, team, {"spec": {"ephemeralContainers": [asking]}}, "/ephemeralcontainers")
+    assert rejected.status == HTTPStatus.UNPROCESSABLE_ENTITY
     assert asked(installation) == before
     [attached] = cluster.pod(team)["spec"]["ephemeralContainers"]
     assert attached["name"] == "debug"
@@ -154,8 +154,8 @@ def test_the_pin_of_a_gated_pod_can_be_narrowed_but_not_widened(
     gated["spec"]["schedulingGates"] = [HOLD]
     cluster.create(gated)
     path = f"/api/v1/namespaces/{team}/pods/train"
-    refused = cluster.rest.try_merge_patch(path, {"spec": {"affinity": affinity}})
-    assert refused.status == HTTPStatus.UNPROCESSABLE_ENTITY
+    rejected = cluster.rest.try_merge_patch(path, {"spec": {"affinity": affinity}})
+    assert rejected.status == HTTPStatus.UNPROCESSABLE_ENTITY
     cluster.rest.merge_patch(path, {"spec": {"nodeSelector": {"example.com/zone": "a"}}})
     cluster.rest.merge_patch(path, {"spec": {"affinity": held_to("M40")}})
     assert cluster.pod(team)["spec"]["affinity"] == held_to("M40")

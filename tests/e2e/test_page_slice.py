@@ -106,8 +106,8 @@ def test_a_viewer_sees_the_usage_of_every_namespace_and_no_other_configmap(
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
             assert done.returncode == 0, done.stderr
             assert team in {each["namespace"] for each in json.loads(done.stdout)}
-            refused = [("GET", path), ("GET", f"{path}/kube-root-ca.crt"), ("DELETE", f"{path}/{USAGE}")]
-            assert {viewer.rest.send(*each).status for each in refused} == {HTTPStatus.FORBIDDEN}
+            rejected = [("GET", path), ("GET", f"{path}/kube-root-ca.crt"), ("DELETE", f"{path}/{USAGE}")]
+            assert {viewer.rest.send(*each).status for each in rejected} == {HTTPStatus.FORBIDDEN}
         finally:
             viewer.close()
             cluster.delete("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/e2e-viewer")

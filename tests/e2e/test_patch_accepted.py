@@ -30,7 +30,7 @@ EXAMPLES = 60
 ROOMY = NamespaceQuota({model: Limit(10_000) for model in strategies.MODELS}, pools=strategies.POOLS)
 
 CASES = Path(__file__).parent.parent / "data" / "patches"
-REFUSED_AS_SENT = {"escaped-keys"}
+REJECTED_AS_SENT = {"escaped-keys"}
 """The names of the test cases whose pod the API server rejects even without the patch, because of `~` in keys.
 
 These cases are kept for `vcuda-webhook check`, and for later versions of Kubernetes that may accept such keys.
@@ -73,7 +73,7 @@ def judge(cluster: Cluster, pod: Manifest, namespace: str) -> str:
     """Return the outcome for a pod. Raise AssertionError if the API server accepts the pod only without the patch."""
     as_sent = dry_run(cluster, pod, namespace)
     if as_sent.status != HTTPStatus.CREATED:
-        return "refused as sent"
+        return "rejected as sent"
     patched = pinned(pod, namespace)
     assert patched is not None
     answer = dry_run(cluster, patched, namespace)
@@ -87,5 +87,5 @@ def test_every_case_of_the_patch_tests_is_accepted_when_patched(cluster: Cluster
     patch = (CASES / f"{case}.patch.json").read_text()
     as_sent = dry_run(cluster, pod, namespace)
     patched = dry_run(cluster, jsonpatch.apply_patch(pod, patch), namespace)
-    expected = HTTPStatus.UNPROCESSABLE_ENTITY if case in REFUSED_AS_SENT else HTTPStatus.CREATED
+    expected = HTTPStatus.UNPROCESSABLE_ENTITY if case in REJECTED_AS_SENT else HTTPStatus.CREATED
     assert (as_sent.status, patched.status) == (expected, expected), f"{as_sent.message}; {patched.message}"

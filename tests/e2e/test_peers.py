@@ -85,7 +85,7 @@ def test_a_new_register_takes_effect_and_a_pod_on_a_card_of_another_model_is_rep
                 # that list the cards).
                 answer = cluster.try_create(gpu_pod("next", namespace, share), dryRun="All")
                 if answer.message:
-                    return {"refused": answer.message}
+                    return {"rejected": answer.message}
                 annotations = answer.body["metadata"].get("annotations", {})
                 return {key: annotations[key] for key in (USE, NOT_USE) if key in annotations}
 

@@ -90,7 +90,7 @@ def test_the_printed_commands_work_and_ctrl_c_leaves_nothing(scratch: Path, tmp_
         output = playground.output()
         exports, commands = printed_commands(output)
         assert commands == [command.typed for command in COMMANDS]
-        usage, refusals, scale, why, edit = commands
+        usage, rejections, scale, why, edit = commands
         editor = "sed -i 's/your-team: {quota: {T4: 2}}/your-team: {quota: {T4: 4}}/'"
         env = {**os.environ, "HOME": str(tmp_path), "KUBE_EDITOR": editor}
 
@@ -100,7 +100,7 @@ def test_the_printed_commands_work_and_ctrl_c_leaves_nothing(scratch: Path, tmp_
             return done.stdout + done.stderr
 
         assert {line.split()[0] for line in type_in(usage).splitlines()} >= {team.namespace for team in ALL}
-        eventually(lambda: "exceeded quota: A100 in namespace team-vision" in type_in(refusals))
+        eventually(lambda: "exceeded quota: A100 in namespace team-vision" in type_in(rejections))
         assert "deployment.apps/app scaled" in type_in(scale)
         # The command shows the current decision at once. It shows the rejections only after their Events are written.
         eventually(lambda: "0.5 cards of T4 must become free before the request fits" in type_in(why))

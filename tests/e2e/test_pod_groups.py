@@ -11,7 +11,7 @@ from tests.e2e.cluster import Cluster, Json, administering
 from tests.e2e.installation import Installation, controlling, installed, limited_team, tenant_of
 from tests.e2e.ledgers import await_ledger
 from tests.e2e.rest import Answer
-from tests.e2e.test_terminating_claims import BOUND, GRACE, ONE, held, is_refused, start, training
+from tests.e2e.test_terminating_claims import BOUND, GRACE, ONE, held, is_rejected, start, training
 from tests.processes import eventually
 from tests.rendered import BASE, rendered
 from tools.control_plane import Settings, minor_version, running_control_plane
@@ -86,7 +86,7 @@ def test_the_claim_of_a_group_stays_charged_after_a_forced_deletion_of_its_pod(
         cluster.await_gone(dra.claims_path(team), claim["metadata"]["name"])
         ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
         assert (held(ledger), ledger.claimed) == ([Terminating("A100", ONE, GRACE)], {})
-        assert is_refused(tenant, team)
+        assert is_rejected(tenant, team)
 
 
 def test_a_tenant_cannot_have_the_devices_of_a_group_released_while_its_pod_runs(
@@ -103,8 +103,8 @@ def test_a_tenant_cannot_have_the_devices_of_a_group_released_while_its_pod_runs
         return tenant.rest.try_merge_patch(group_path(team), unprotected, dryRun="All")
 
     eventually(lambda: unprotect().status == HTTPStatus.FORBIDDEN)
-    refused = unprotect()
-    assert "finalizer scheduling.k8s.io/podgroup-protection" in refused.message
+    rejected = unprotect()
+    assert "finalizer scheduling.k8s.io/podgroup-protection" in rejected.message
     forced = tenant.rest.send("DELETE", f"/api/v1/namespaces/{team}/pods/one", {"gracePeriodSeconds": 0})
     assert (forced.status, "a pod with a ResourceClaim must not be deleted" in forced.message) == (
         HTTPStatus.FORBIDDEN,

@@ -29,16 +29,16 @@ def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield installation
 
 
-def test_a_malformed_edit_is_refused_and_kubectl_shows_the_path_of_every_fault(
+def test_a_malformed_edit_is_rejected_and_kubectl_shows_the_path_of_every_fault(
     cluster: Cluster, own: Installation
 ) -> None:
     """The test ignores kubectl's warning that `kubectl apply` did not create the ConfigMap."""
     with own.team({"quota": {"M40": 1}}):
         before = own.quota.document()
         manifest = json.dumps(own.quota.manifest(MALFORMED))
-        refused = cluster.kubectl("apply", "-f", "-", stdin=manifest, check=False)
-        assert (refused.returncode, refused.stdout) == (1, "")
-        heading, *faults = [line for line in refused.stderr.splitlines() if not line.startswith("Warning: ")]
+        rejected = cluster.kubectl("apply", "-f", "-", stdin=manifest, check=False)
+        assert (rejected.returncode, rejected.stdout) == (1, "")
+        heading, *faults = [line for line in rejected.stderr.splitlines() if not line.startswith("Warning: ")]
         assert heading.strip() == "The request is invalid:"
         assert tuple(fault.removeprefix("* ").partition(": ")[0] for fault in faults) == PATHS
         assert own.quota.document() == before
@@ -141,11 +141,11 @@ def test_a_webhook_started_with_a_malformed_quota_waits_and_admits_pods_without_
         assert own.replica.get("/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
         # The quota is malformed, so the webhook knows no GPU resources. The name of this pod's annotation makes the API
         # server call the webhook, which admits the pod. A pod that requests a resource with a slash in its name is
-        # refused, because the quota may define that resource as a GPU unit.
+        # rejected, because the quota may define that resource as a GPU unit.
         cluster.create(gpu_pod("web", namespace, {"cpu": "1"}, annotations={"example.com/gpu": "none"}))
-        refused = cluster.try_create(card_pod("train", namespace))
-        assert refused.status == HTTPStatus.INTERNAL_SERVER_ERROR
-        assert 'failed calling webhook "validate.quota.vcuda.io"' in refused.message
+        rejected = cluster.try_create(card_pod("train", namespace))
+        assert rejected.status == HTTPStatus.INTERNAL_SERVER_ERROR
+        assert 'failed calling webhook "validate.quota.vcuda.io"' in rejected.message
         unread = "this replica has not read the quota and the nodes yet"
         own.replica.await_log("not answered", lambda line: line["reason"] == unread)
         own.quota.limit_anew(**{namespace: {"quota": {"M40": 1}}})

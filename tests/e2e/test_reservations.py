@@ -53,7 +53,7 @@ def test_replicas_that_admit_from_reservations_fill_a_namespace_exactly(
         for replica in own.replicas:
             replica.await_metric(GRANTED, 5)
     assert crowd.failures == [], "rejected although there was room"
-    crowd.create_until_refused()
+    crowd.create_until_rejected()
     assert crowd.stored_cards() == CARDS
     assert all(f"used: {CARDS}" in message for message in crowd.failures)
 
@@ -72,9 +72,9 @@ def test_the_reservation_of_a_killed_replica_can_be_used_again(
     assert reserve(cluster, own, namespace, WebhookProcess.kill) != 0
     [holder] = own.ledger(namespace).reserved
     crowd = Crowd(cluster, namespace, range(REPLICAS - 1))
-    crowd.create_until_refused()
+    crowd.create_until_rejected()
     leader.await_log(REAPED, lambda line: line["holder"] == holder and line["namespace"] == namespace)
-    crowd.create_until_refused()
+    crowd.create_until_rejected()
     assert crowd.stored_cards() == CARDS
 
 
@@ -85,6 +85,6 @@ def test_a_replica_that_stops_releases_its_reservation(
     assert reserve(cluster, own, namespace, WebhookProcess.terminate) == 0
     assert own.ledger(namespace).reserved == {}
     crowd = Crowd(cluster, namespace, range(REPLICAS - 1))
-    crowd.create_until_refused()
+    crowd.create_until_rejected()
     assert crowd.stored_cards() == CARDS
     assert leader.logs(REAPED) == []

@@ -73,7 +73,7 @@ def waiting(
 
 
 def free(installation: Installation, case: str, namespace: str) -> Waiting:
-    await_refusals(installation.replica, namespace, CASES[case])
+    await_rejections(installation.replica, namespace, CASES[case])
     installation.cluster.await_events(namespace, "reason=FailedCreate")
     freed = time.time()
     if case.endswith("limit raised"):
@@ -84,13 +84,13 @@ def free(installation: Installation, case: str, namespace: str) -> Waiting:
     return Waiting(namespace, "ReplicaSet" if kind == "Deployment" else kind, freed)
 
 
-def await_refusals(webhook: WebhookProcess, namespace: str, count: int, outcome: str = "over-quota") -> None:
-    refused = set()
+def await_rejections(webhook: WebhookProcess, namespace: str, count: int, outcome: str = "over-quota") -> None:
+    rejected = set()
 
     def is_last(line: Json) -> bool:
         if line.get("namespace") == namespace and line["outcome"].startswith(outcome):
-            refused.add(line["uid"])
-        return len(refused) == count
+            rejected.add(line["uid"])
+        return len(rejected) == count
 
     webhook.await_log("admission", is_last)
 
@@ -128,7 +128,7 @@ def test_a_daemon_set_gets_its_pod_as_soon_as_its_node_has_a_model(
         pod = card_pod("", namespace)
         pod["spec"]["nodeSelector"] = {"team": namespace}
         cluster.create(workload("DaemonSet", namespace, pod=pod))
-        await_refusals(installation.replica, namespace, CASES["DaemonSet"], outcome="not-allowed")
+        await_rejections(installation.replica, namespace, CASES["DaemonSet"], outcome="not-allowed")
         cluster.await_events(namespace, "reason=FailedCreate")
         daemon_sets = cluster.path_of(workload("DaemonSet", namespace))
         with manager.away():
@@ -168,7 +168,7 @@ def test_rejected_deployments_do_not_retry_all_at_once(
         for number in range(CROWD):
             cluster.create(workload("Deployment", namespace, f"train-{number}"))
         cluster.await_collection(
-            replica_sets, lambda owners: len(owners) == CROWD and all(map(was_refused, owners)), 90
+            replica_sets, lambda owners: len(owners) == CROWD and all(map(was_rejected, owners)), 90
         )
         # Stop the controller manager, so that the owners cannot retry by themselves and use the released quota.
         with hasty.away():
@@ -183,5 +183,5 @@ def test_rejected_deployments_do_not_retry_all_at_once(
         await_committed(installation, namespace, M40=100 * FREED)
 
 
-def was_refused(owner: Json) -> bool:
+def was_rejected(owner: Json) -> bool:
     return "exceeded quota" in json.dumps(owner["status"].get("conditions", []))

@@ -56,7 +56,7 @@ def test_no_create_fails_while_one_release_replaces_another(cluster: Cluster, ow
         assert crowd.failures == []
         assert crowd.answers.keys() == {HTTPStatus.CREATED}
         for cards in ROOM_FOR:
-            crowd.create_until_refused(cards)
+            crowd.create_until_rejected(cards)
         assert crowd.stored_cards() == CARDS
 
 

@@ -133,10 +133,10 @@ NOT_OURS = {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}
 def test_a_secret_that_must_not_be_written_is_unchanged(stage: Stage, change: Json, told: str) -> None:
     stage.cluster.rest.merge_patch(SERVING_SECRET, change)
     before = versions(stage)
-    refused = stage.run("rotate", "--issued-before", utc_now())
-    assert (refused.returncode, versions(stage)) == (1, before)
-    assert f"Run: {told} -n {SYSTEM_NAMESPACE} secret vcuda-webhook-tls" in refused.stdout
-    do_as_told(stage, refused)
+    rejected = stage.run("rotate", "--issued-before", utc_now())
+    assert (rejected.returncode, versions(stage)) == (1, before)
+    assert f"Run: {told} -n {SYSTEM_NAMESPACE} secret vcuda-webhook-tls" in rejected.stdout
+    do_as_told(stage, rejected)
     assert "Done" in stage.rotate()
 
 
@@ -146,12 +146,12 @@ def test_a_configuration_that_lost_its_label_is_reported_and_keeps_working(stage
     stage.cluster.rest.merge_patch(path, {"metadata": {"labels": None}})
     before = stage.cluster.rest.get(path)
     since = utc_now()
-    refused = stage.run("rotate", "--issued-before", since)
-    assert refused.returncode == 1
+    rejected = stage.run("rotate", "--issued-before", since)
+    assert rejected.returncode == 1
     assert stage.run("status").returncode == 1
     assert stage.cluster.rest.get(path) == before
     stage.await_answered(namespace)
-    do_as_told(stage, refused)
+    do_as_told(stage, rejected)
     assert "Done" in stage.rotate("--issued-before", since)
     assert_at_rest(stage, namespace)
 
@@ -191,8 +191,8 @@ def later() -> str:
     return utc_now()
 
 
-def do_as_told(stage: Stage, refused: subprocess.CompletedProcess[str]) -> None:
-    stage.cluster.kubectl(*refused.stdout.partition("Run: ")[2].strip().removeprefix("kubectl ").split())
+def do_as_told(stage: Stage, rejected: subprocess.CompletedProcess[str]) -> None:
+    stage.cluster.kubectl(*rejected.stdout.partition("Run: ")[2].strip().removeprefix("kubectl ").split())
 
 
 def assert_at_rest(stage: Stage, namespace: str) -> None:

@@ -59,7 +59,7 @@ def start_until(control_plane: ControlPlane, found: list[str], wanted: str) -> N
     pytest.fail(f"no start of the API server has shown {wanted!r}: {set(found)}")
 
 
-def test_a_call_that_a_starting_api_server_refuses_can_be_retried(
+def test_a_call_that_a_starting_api_server_rejects_can_be_retried(
     account: Cluster, control_plane: ControlPlane
 ) -> None:
     with closing(Kube.connect(account.kubeconfig, grace=AuthorizerGrace())) as kube:

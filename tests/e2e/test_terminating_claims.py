@@ -25,7 +25,7 @@ from tests.e2e.installation import Installation, controlling, installed, limited
 from tests.e2e.ledgers import await_committed, await_ledger
 from tests.integration.reviews import with_spec
 from tests.processes import eventually
-from vcuda.ledger.ledger import LEAST_TERMINATING_SECONDS, Ledger, Terminating
+from vcuda.ledger.ledger import MIN_TERMINATING_SECONDS, Ledger, Terminating
 from vcuda.quota.model import Charge
 
 GRACE = 500
@@ -73,7 +73,7 @@ def delete_by_force(cluster: Cluster, namespace: str, name: str) -> None:
     cluster.await_gone(claims_path(namespace), held["metadata"]["name"])
 
 
-def is_refused(tenant: Cluster, team: str) -> bool:
+def is_rejected(tenant: Cluster, team: str) -> bool:
     answer = tenant.try_create(claim(team, "another"), dryRun="All")
     return answer.status == HTTPStatus.FORBIDDEN and "exceeded quota" in answer.message
 
@@ -91,14 +91,14 @@ def test_the_card_of_a_running_pod_deleted_by_force_is_not_free_for_the_grace_pe
         with controlling(installation, *BOUND) as leader:
             start(cluster, installation, training(team, "one"))
             delete_by_force(cluster, team, "one")
-            assert is_refused(tenant, team)
+            assert is_rejected(tenant, team)
             ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
             assert (held(ledger), ledger.claimed) == ([Terminating("A100", ONE, GRACE)], {})
-            assert is_refused(tenant, team)
+            assert is_rejected(tenant, team)
             leader.kill()
         with controlling(installation, "--max-terminating-seconds", "3"):
             await_ledger(installation, team, lambda ledger: not ledger.terminating)
-            eventually(lambda: not is_refused(tenant, team))
+            eventually(lambda: not is_rejected(tenant, team))
 
 
 def test_a_pod_deleted_by_force_without_a_leader_stays_charged_for_the_recorded_grace_period(
@@ -114,7 +114,7 @@ def test_a_pod_deleted_by_force_without_a_leader_stays_charged_for_the_recorded_
         with controlling(installation, *BOUND):
             ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
             assert held(ledger) == [Terminating("A100", ONE, GRACE)]
-            assert is_refused(tenant, team)
+            assert is_rejected(tenant, team)
 
 
 def test_a_pod_created_and_deleted_without_a_leader_stays_charged(
@@ -128,7 +128,7 @@ def test_a_pod_created_and_deleted_without_a_leader_stays_charged(
             ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
             [terminating] = held(ledger)
             assert (terminating.charge, GRACE - 60 < terminating.seconds <= GRACE) == (ONE, True)
-            assert is_refused(tenant, team)
+            assert is_rejected(tenant, team)
 
 
 def start_unseen(cluster: Cluster, tenant: Cluster, team: str) -> None:
@@ -149,5 +149,5 @@ def test_the_card_of_an_ended_pod_is_released_at_once_and_after_a_forced_deletio
         start(cluster, installation, training(team, "two", grace=0))
         delete_by_force(cluster, team, "two")
         ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
-        assert held(ledger) == [Terminating("A100", ONE, LEAST_TERMINATING_SECONDS)]
+        assert held(ledger) == [Terminating("A100", ONE, MIN_TERMINATING_SECONDS)]
         await_ledger(installation, team, lambda ledger: not ledger.terminating)

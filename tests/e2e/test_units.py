@@ -124,7 +124,7 @@ def test_an_unknown_mig_profile_is_rejected(join: Callable[..., tuple[str, Clust
     assert (answer.status, "unknown MIG profile 9g.5gb" in answer.message) == (HTTPStatus.UNPROCESSABLE_ENTITY, True)
 
 
-REFUSED = {
+REJECTED = {
     "another resource": (vcuda_pod({"amd.com/gpu": "1"}), "`amd.com/gpu: {cards: 1}`", ""),
     "another class": (vcuda_pod({f"{CLASS}a.b": "1"}), "`deviceclass/a.b: {cards: 1}`", ""),
     "a class of MIG": (vcuda_pod({f"{CLASS}mig.nvidia.com": "1"}), "depends on the MIG profile", ""),
@@ -220,7 +220,7 @@ REFUSED = {
 
 
 @pytest.mark.one_version
-@pytest.mark.parametrize(("manifest", "told", "allowance"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("manifest", "told", "allowance"), REJECTED.values(), ids=REJECTED)
 def test_unknown_resources_and_extra_access_are_rejected_unless_allowed(
     own: Installation, join: Callable[..., tuple[str, Cluster]], manifest: Json, told: str, allowance: str
 ) -> None:
@@ -277,8 +277,8 @@ def test_an_edit_of_the_units_takes_effect_and_stored_pods_are_counted_again(
     tenant.create(named(vcuda_pod({"nvidia.com/gpu.shared": "4"}), namespace))
     assert own.charged(namespace) == {"M40": 100}
     say_worth(own, "1")
-    refused = tenant.try_create(named(vcuda_pod({"nvidia.com/gpu.shared": "1"}), namespace, "more"))
-    assert refused.is_over_quota
+    rejected = tenant.try_create(named(vcuda_pod({"nvidia.com/gpu.shared": "1"}), namespace, "more"))
+    assert rejected.is_over_quota
     ledgers, _, ledger = ledger_path(namespace).rpartition("/")
     with controlling(own):
         say_worth(own, "0.5")
@@ -293,9 +293,9 @@ def charged_to(ledger: Json) -> int:
 
 
 @pytest.mark.one_version
-def test_a_malformed_unit_is_refused_when_it_is_edited(own: Installation) -> None:
+def test_a_malformed_unit_is_rejected_when_it_is_edited(own: Installation) -> None:
     manifest = own.quota.manifest("{}")
     manifest["data"] |= {"gpu_units": "{amd.com/gpu: {cards: 0.1234567}, nvidia.com/gpu: {}}", KEY: "{}"}
-    refused = own.cluster.rest.send("PUT", own.quota.path, manifest)
-    paths = [cause["field"] for cause in refused.body["details"]["causes"]]
+    rejected = own.cluster.rest.send("PUT", own.quota.path, manifest)
+    paths = [cause["field"] for cause in rejected.body["details"]["causes"]]
     assert paths == ["gpu_units[amd.com/gpu].cards", "gpu_units[nvidia.com/gpu]"]

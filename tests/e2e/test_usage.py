@@ -224,7 +224,7 @@ def test_why_shows_what_a_rejected_deployment_waits_for(cluster: Cluster, team: 
     [rejected], [now], [missing] = found["rejected"], found["now"], found["missing"]
     words = f"exceeded quota: M40 in namespace {team}, requested: 2 cards"
     assert words in rejected["message"]
-    assert (words in now["reason"], now["decision"]) == (True, "refused")
+    assert (words in now["reason"], now["decision"]) == (True, "rejected")
     assert (missing["model"], missing["needed"]) == ("M40", 1)
     assert [pod["name"] for pod in missing["held_by"]] == ["holder"]
     cluster.delete_pod(team, "holder")
@@ -258,8 +258,8 @@ def test_why_shows_the_claims_that_a_pod_has_and_waits_for(cluster: Cluster, tea
         True,
         True,
     )
-    [refused] = json.loads(waits.stdout)["now"][1:]
-    assert (waits.returncode, refused["object"], refused["decision"]) == (1, "ResourceClaim/waits-gpu-*", "refused")
+    [rejected] = json.loads(waits.stdout)["now"][1:]
+    assert (waits.returncode, rejected["object"], rejected["decision"]) == (1, "ResourceClaim/waits-gpu-*", "rejected")
 
 
 def test_explain_of_a_pod_that_exists_is_about_a_second_pod(
@@ -274,7 +274,7 @@ def test_explain_of_a_pod_that_exists_is_about_a_second_pod(
     exists = "Pod/train exists already, so the decision is about a second object like it"
     assert [(each["decision"], exists in each["warnings"]) for each in (fits, over)] == [
         ("admitted", True),
-        ("refused", True),
+        ("rejected", True),
     ]
     assert "exceeded quota" in over["reason"]
 
@@ -293,7 +293,7 @@ def test_explain_shows_the_decision_and_reason_for_each_pod_and_creates_nothing(
         **admitted,
         "reason": "would be pinned to M40: the first in the namespace's quota, 4 cards of 4 cards free",
     }
-    assert (over["object"], over["decision"], over["model"]) == ("Pod/over", "refused", "")
+    assert (over["object"], over["decision"], over["model"]) == ("Pod/over", "rejected", "")
     assert f"larger than the GPU quota: M40 in namespace {team}, requested: 5 cards" in over["reason"]
     assert (free["object"], free["decision"], free["reason"]) == ("Pod/plain", "admitted", "no GPU quota applies")
     assert cluster.pods(team) == []
@@ -302,7 +302,7 @@ def test_explain_shows_the_decision_and_reason_for_each_pod_and_creates_nothing(
 def test_explain_covers_claims_templates_and_the_claims_a_pod_would_get(
     cluster: Cluster, team: str, gpuquota: Plugin, tmp_path: Path
 ) -> None:
-    """Kubernetes before 1.34 serves no claims. Then the command reports each object as refused, with the reason."""
+    """Kubernetes before 1.34 serves no claims. Then the command reports each object as rejected, with the reason."""
     file = tmp_path / "claims.yaml"
     made = [
         dra.claim(team, "fits"),
@@ -318,18 +318,18 @@ def test_explain_covers_claims_templates_and_the_claims_a_pod_would_get(
     rows = {row["object"]: row for row in json.loads(told.stdout)}
     decisions = {name: (row["decision"], row["model"]) for name, row in rows.items()}
     if not dra.served(cluster):
-        assert {decision for decision, _ in decisions.values()} == {"refused"}
+        assert {decision for decision, _ in decisions.values()} == {"rejected"}
         assert rows["ResourceClaim/fits"]["reason"] == NOT_SERVED
         return
     assert decisions == {
         "ResourceClaim/fits": ("admitted", "M40"),
-        "ResourceClaim/over": ("refused", ""),
+        "ResourceClaim/over": ("rejected", ""),
         "ResourceClaimTemplate/one": ("admitted", ""),
-        "ResourceClaimTemplate/never": ("refused", ""),
+        "ResourceClaimTemplate/never": ("rejected", ""),
         "Pod/train": ("admitted", ""),
         "ResourceClaim/train-gpu-*": ("admitted", "M40"),
         "Pod/large": ("admitted", ""),
-        "ResourceClaim/large-gpu-*": ("refused", ""),
+        "ResourceClaim/large-gpu-*": ("rejected", ""),
     }
     assert rows["ResourceClaim/fits"]["reason"].startswith("would be pinned to M40: the first in the namespace's quota")
     for name in ("ResourceClaim/over", "ResourceClaimTemplate/never", "ResourceClaim/large-gpu-*"):

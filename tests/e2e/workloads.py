@@ -36,7 +36,7 @@ def check_retried(cluster: Cluster, manager: Component | None, namespace: str, f
     """
     assert manager is not None
     created = [cluster.create(workload(kind, namespace, kind.lower())) for kind in KINDS]
-    await_refused(cluster, namespace)
+    await_rejected(cluster, namespace)
     # Kubernetes' controller manager is stopped here, because it would also retry the workloads after some time.
     with manager.away():
         free()
@@ -44,7 +44,7 @@ def check_retried(cluster: Cluster, manager: Component | None, namespace: str, f
             cluster.await_object(cluster.path_of(each), each["metadata"]["name"], was_told)
 
 
-def await_refused(cluster: Cluster, namespace: str) -> None:
+def await_rejected(cluster: Cluster, namespace: str) -> None:
     cluster.await_events(
         namespace,
         "reason=FailedCreate",

@@ -14,8 +14,8 @@ from typing import Any
 from controller.claims import ClaimInformer
 from controller.garbage.node.pods import list_pods
 from controller.pods import PodInformer
-from controller.refusals import CLAIM_REASON
-from controller.retry.refused import find_refused, refused_by_events
+from controller.retry.rejected import find_rejected, rejected_by_events
+from controller.seen_events import CLAIM_REASON
 from controller.ui.events import ReportedEvents
 from tests.builders import LABELS
 from tests.processes import memory
@@ -49,8 +49,8 @@ READERS: Mapping[str, Callable[[Kube], int]] = {
     "the watch of pods": lambda kube: relisted(PodInformer(kube, LABELS, lambda _: None).reflector),
     "the watch of claims": lambda kube: relisted(claims(kube).reflector),
     "the Events of the page": events,
-    "Events of refused pods": lambda kube: len(refused_by_events(kube, "team-a", CLAIM_REASON, ("Pod",))),
-    "refused workloads": lambda kube: len(find_refused(kube, "team-a").owners),
+    "Events of rejected pods": lambda kube: len(rejected_by_events(kube, "team-a", CLAIM_REASON, ("Pod",))),
+    "rejected workloads": lambda kube: len(find_rejected(kube, "team-a").owners),
     "the pods of a node": lambda kube: len(list_pods(kube, "node-1").uids),
 }
 

@@ -102,7 +102,7 @@ CASES: Mapping[str, Case] = {
         [{'vcuda_quota_ledger_lost{namespace="a"}': steady(1)}, {LOST: rising(1)}],
         [{'vcuda_quota_ledger_lost{namespace="a"}': steady(0), LOST: steady(3)}, {}],
     ),
-    "VcudaRefusedByPending": threshold(PENDING, rising(2), rising(0.5)),
+    "VcudaRejectedByPending": threshold(PENDING, rising(2), rising(0.5)),
     "VcudaReservedUnused": Case(
         [
             {'vcuda_quota_reservation_age_seconds{namespace="a"}': steady(301)},
@@ -135,8 +135,8 @@ CASES: Mapping[str, Case] = {
         ],
         [{'vcuda_controller_leading{pod="a"}': steady(1), 'vcuda_controller_leading{pod="b"}': steady(0)}],
     ),
-    "VcudaSettlingLags": threshold("vcuda_settle_lag_seconds", steady(31), steady(29)),
-    "VcudaLedgerMended": threshold("vcuda_settle_mended_total", rising(0.1), steady(1)),
+    "VcudaRecountLags": threshold("vcuda_recount_lag_seconds", steady(31), steady(29)),
+    "VcudaLedgerDrift": threshold("vcuda_recount_drifts_total", rising(0.1), steady(1)),
     "VcudaRegistrationMissing": threshold(
         'vcuda_registration_missing{kind="ValidatingWebhookConfiguration",name="vcuda-quota"}', steady(1), steady(0)
     ),
@@ -148,13 +148,13 @@ CASES: Mapping[str, Case] = {
     ),
     "VcudaTerminatingStays": threshold('vcuda_quota_terminating_cores{namespace="a"}', steady(100), "100 0x149"),
     "VcudaPodsUnpinned": threshold('vcuda_quota_unpinned_pods{namespace="a"}', steady(1), steady(0)),
-    "VcudaClaimsUnpinned": threshold('vcuda_audit_claims{namespace="a",finding="unpinned"}', steady(1), steady(0)),
+    "VcudaClaimsUnpinned": threshold('vcuda_violations_claims{namespace="a",finding="unpinned"}', steady(1), steady(0)),
     "VcudaOtherModelAllocated": Case(
         [
-            {'vcuda_audit_pods{namespace="a",finding="other-model"}': steady(1)},
-            {'vcuda_audit_claims{namespace="a",finding="other-model"}': steady(1)},
+            {'vcuda_violations_pods{namespace="a",finding="other-model"}': steady(1)},
+            {'vcuda_violations_claims{namespace="a",finding="other-model"}': steady(1)},
         ],
-        [{'vcuda_audit_pods{namespace="a",finding="other-model"}': steady(0)}, {}],
+        [{'vcuda_violations_pods{namespace="a",finding="other-model"}': steady(0)}, {}],
     ),
     "VcudaNoModelNodes": threshold("vcuda_model_nodes", steady(0), steady(1)),
     "VcudaModelInDoubt": Case(

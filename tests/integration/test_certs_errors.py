@@ -14,7 +14,7 @@ from certs.parsing import ObjectRefs
 from certs.plan import plan
 from certs.rotation import MAX_ATTEMPTS, MAX_STEPS, Rotation
 from certs.state import State
-from certs.steps import Done, End, MakeAuthority, RotationPolicy, SeenFor, StepRefused, Write
+from certs.steps import Done, End, MakeAuthority, RotationPolicy, SeenFor, StepRejected, Write
 from tests.integration.scripted import Answer, Script, status, write_kubeconfig
 from tests.rotation_world import NEW, POLICY, World, healthy
 from tools.ports import free_ports
@@ -184,7 +184,7 @@ def test_a_configuration_that_must_not_be_written_blocks_no_renewal_and_is_repor
     world.time += timedelta(days=61)
     world.forbidden = frozenset({str(empty)})
     ended = rotate(world, policy)
-    assert isinstance(ended, StepRefused)
+    assert isinstance(ended, StepRejected)
     [problem] = ended.problems
     assert problem.text == f"{empty} may not be written: forbidden by RBAC (HTTP 403)"
     assert problem.command == "kubectl edit clusterrole vcuda-certs"
@@ -205,5 +205,5 @@ def test_a_run_whose_steps_are_always_reverted_ends() -> None:
     world = Undone(State())
     steps: list[object] = []
     ended = rotate(world, note=steps.append)
-    assert isinstance(ended, StepRefused)
+    assert isinstance(ended, StepRejected)
     assert [type(step) for step in steps] == [MakeAuthority] * MAX_STEPS

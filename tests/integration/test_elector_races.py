@@ -58,7 +58,7 @@ class World:
         assert self._paused.acquire(timeout=PATIENT)
 
 
-FATES = ("ok", "slow", "refused", "lost request", "lost reply", "late", "write lost", "last moment")
+FATES = ("ok", "slow", "rejected", "lost request", "lost reply", "late", "write lost", "last moment")
 """Outcomes of a call. ``late``: it arrives after its sender has given up. ``write lost``: only reads arrive."""
 
 
@@ -98,7 +98,7 @@ class Network:
             case "lost reply":
                 self._there_and_back(timeout * 0.5, effect, timeout * 0.5)
             case "late":
-                self._world.at(self._world.now + timeout * 3, lambda: _ignoring_refusal(effect))
+                self._world.at(self._world.now + timeout * 3, lambda: _ignoring_rejection(effect))
                 self._world.sleep(timeout)
             case "lost request":
                 self._world.sleep(timeout)
@@ -112,7 +112,7 @@ class Network:
             self._world.sleep(back)
 
 
-def _ignoring_refusal(effect: Effect) -> None:
+def _ignoring_rejection(effect: Effect) -> None:
     with suppress(VcudaError):
         effect()
 
@@ -182,8 +182,8 @@ LIVES = st.builds(Life, st.lists(PHASES, max_size=8).map(tuple), st.floats(0, 1)
 @pytest.mark.parametrize("lease_seconds", [5, 30])
 @settings(max_examples=60)
 @given(lives=st.tuples(LIVES, LIVES))
-@example(lives=(Life((Phase("ok", 8), Phase("refused", 8), Phase("write lost", 8)), 0, None), Life((), 0.01, None)))
-@example(lives=(Life((Phase("ok", 1), Phase("last moment", 1), Phase("refused", 9)), 0, None), Life((), 0.1, None)))
+@example(lives=(Life((Phase("ok", 8), Phase("rejected", 8), Phase("write lost", 8)), 0, None), Life((), 0.01, None)))
+@example(lives=(Life((Phase("ok", 1), Phase("last moment", 1), Phase("rejected", 9)), 0, None), Life((), 0.1, None)))
 def test_there_are_never_two_leaders_and_finally_one(lease_seconds: int, lives: tuple[Life, Life]) -> None:
     election = Election(LeaseTiming.of(lease_seconds), horizon=lease_seconds * 30.0)
     election.hold(lives)
@@ -195,7 +195,7 @@ def test_there_are_never_two_leaders_and_finally_one(lease_seconds: int, lives: 
 @pytest.mark.parametrize("lease_seconds", [5, 30])
 def test_a_leader_cut_off_has_stopped_when_another_leads(lease_seconds: int, last: str, calls: int) -> None:
     """The leader's calls first fail immediately, and later time out."""
-    cut_off = (Phase("ok", 6), Phase("refused", calls), Phase(last, 20))
+    cut_off = (Phase("ok", 6), Phase("rejected", calls), Phase(last, 20))
     election = Election(LeaseTiming.of(lease_seconds), horizon=lease_seconds * 6.0)
     election.hold((Life(cut_off, 0, None), Life((), 0.02, None)))
     assert len(election.led_at_the_end) == 1

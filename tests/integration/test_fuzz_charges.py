@@ -170,7 +170,7 @@ def test_an_admitted_pod_is_charged_its_request_on_the_only_model_where_it_can_r
 
     times = for_a_while(SHARE, fuzz)
     print(f"pods that were changed, in {times} rounds: {dict(told)}")
-    assert told["charged"] > told["refused"] / 20 > 0
+    assert told["charged"] > told["rejected"] / 20 > 0
 
 
 def check(webhook: Webhook, quota: NamespaceQuota, stored: Manifest) -> str:
@@ -179,7 +179,7 @@ def check(webhook: Webhook, quota: NamespaceQuota, stored: Manifest) -> str:
     charged = {model: used.used for model, used in usage.items() if used.used.cores or used.used.memory}
     if not verdict.allowed:
         assert charged == {}
-        return "refused"
+        return "rejected"
     assert not gives_more(stored)
     if asked_by(stored) == NOTHING:
         assert charged == {}

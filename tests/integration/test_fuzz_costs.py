@@ -13,14 +13,14 @@ from examples.claims import CLASSES, NVIDIA, claim, entry, first_of
 from tests.builders import LABELS, Manifest, container, held_to, pod, required, requirement, term
 from tests.costs import MODELS, CountedWebhook, policy, review_of
 from tests.integration.fuzzing import for_a_while
-from vcuda.claims.digest import MOST_ENTRIES
+from vcuda.claims.digest import MAX_CLAIM_ENTRIES
 from vcuda.claims.pin import ClaimPin, write_pin
-from webhook.admission import LARGE_REVIEW, MOST_STEPS
+from webhook.admission import LARGE_REVIEW, MAX_REVIEW_STEPS
 
 EXAMPLES = 40
 SHARE = 0.3
 CALLS_OF_A_MODEL = 50
-"""Function calls for each GPU model of the namespace's quota, in addition to those of `MOST_STEPS`."""
+"""Function calls for each GPU model of the namespace's quota, in addition to those of `MAX_REVIEW_STEPS`."""
 CALLS_OF_A_STEP = 12
 ROOM = LARGE_REVIEW - 1024
 """The bytes of a pod, so that its review is not larger than `LARGE_REVIEW`."""
@@ -35,7 +35,7 @@ Item = Callable[[int], Any]
 
 def most_calls(body: bytes) -> int:
     """Return the bound on the function calls of a review: linear in its size and in the number of GPU models."""
-    return len(body) + CALLS_OF_A_MODEL * MODELS + CALLS_OF_A_STEP * MOST_STEPS
+    return len(body) + CALLS_OF_A_MODEL * MODELS + CALLS_OF_A_STEP * MAX_REVIEW_STEPS
 
 
 RESOURCES: tuple[Item, ...] = (
@@ -161,7 +161,7 @@ def claims(draw: st.DrawFn) -> Manifest:
         draw(st.lists(st.sampled_from(ENTRIES), min_size=1, max_size=2)),
     )
     alternatives = draw(st.integers(1, 8))
-    requests = draw(st.integers(1, min(32, MOST_ENTRIES // alternatives)))
+    requests = draw(st.integers(1, min(32, MAX_CLAIM_ENTRIES // alternatives)))
     numbers = itertools.count()
 
     def made() -> Manifest:

@@ -89,7 +89,7 @@ def spoilt_reviews(draw: st.DrawFn) -> bytes:
     return draw(st.sampled_from([text, text, text, text[: len(text) // 2], text + b"}", b"\xef\xbb\xbf" + text]))
 
 
-def must_be_refused(body: bytes) -> bool:
+def must_be_rejected(body: bytes) -> bool:
     """Return whether this review creates a GPU pod beyond its quota. The webhook uses another JSON parser."""
     try:
         asked = json.loads(body)["request"]
@@ -109,7 +109,7 @@ def must_be_refused(body: bytes) -> bool:
 
 @pytest.mark.timeout(900)
 def test_a_malformed_review_is_answered_in_json_and_never_exceeds_the_quota(target: Target) -> None:
-    answered = {"reviews": 0, "errors": 0, "must be refused": 0}
+    answered = {"reviews": 0, "errors": 0, "must be rejected": 0}
 
     @settings(max_examples=EXAMPLES, database=None, suppress_health_check=list(HealthCheck))
     @given(spoilt_reviews(), st.sampled_from(["/mutate", "/validate", "/validate?timeout=2s", "/quota"]))
@@ -124,8 +124,8 @@ def test_a_malformed_review_is_answered_in_json_and_never_exceeds_the_quota(targ
                 answered["errors"] += 1
                 return
             answered["reviews"] += 1
-            if path != "/quota" and must_be_refused(body):
-                answered["must be refused"] += 1
+            if path != "/quota" and must_be_rejected(body):
+                answered["must be rejected"] += 1
                 assert not answer["response"]["allowed"], body
             assert exchange(connection, "GET", "/healthz").body == b"ok\n", (
                 "the connection has an answer to another request"

@@ -12,7 +12,7 @@ from tests.integration.scripted import Answer, Script, forever, item, page, stat
 from vcuda.errors import ApiError, BadInput, Conflict, Forbidden, Gone, ListOverdue, NotFound, TooLarge, Unavailable
 from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube
 from vcuda.kube.connection import KEPT_SECONDS, ApiRequest, Sender, loader
-from vcuda.kube.pages import MOST_OBJECT_BYTES
+from vcuda.kube.pages import MAX_OBJECT_BYTES
 
 PATH = "/api/v1/namespaces/ns/configmaps"
 
@@ -205,8 +205,8 @@ def test_a_page_that_is_too_large_is_requested_again_with_fewer_objects(kube: Ku
 
 
 def test_an_object_that_is_too_large_is_an_error_that_names_it(kube: Kube, script: Script) -> None:
-    script.answers.append(Answer(b"x" * (MOST_OBJECT_BYTES + 1)))
-    with pytest.raises(TooLarge, match=f"GET {PATH}/a: the answer has more than {MOST_OBJECT_BYTES} bytes"):
+    script.answers.append(Answer(b"x" * (MAX_OBJECT_BYTES + 1)))
+    with pytest.raises(TooLarge, match=f"GET {PATH}/a: the answer has more than {MAX_OBJECT_BYTES} bytes"):
         kube.get(f"{PATH}/a")
 
 

@@ -35,14 +35,14 @@ from tests.integration.reviews import review_of
 from tests.tables import cases
 from tests.waiting import PATIENT
 from vcuda import k8s_types
-from vcuda.admission_review import MOST_OF_PATCH, MOST_REPAIRED
+from vcuda.admission_review import MAX_PATCH_BYTES, MAX_REPAIRED
 from vcuda.errors import BadReview, Dropped, DropReason, Unavailable
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Limit, Mode, NamespaceQuota, Usage
 from vcuda.requests.mig import MigSlices
 from vcuda.requests.resources import CardModels, GpuResources, ProductRow
 from vcuda.shallow import shallow
-from webhook.admission import LARGE_REVIEW, MOST_STEPS, Gate, Service
+from webhook.admission import LARGE_REVIEW, MAX_REVIEW_STEPS, Gate, Service
 from webhook.intake.large_reviews import PLACES
 from webhook.ledger.ledgers import ChargeRequest, Decision, MemoryLedgers, ReviewDeadline
 from webhook.metrics import Metrics
@@ -114,7 +114,7 @@ async def test_a_small_pod_whose_decision_takes_long_is_decided_by_the_thread_wi
     """The pod lists many products, and each product is compared with many rows of `gpu_models`."""
     models = CardModels({f"M{number}": ProductRow((f"*-{number}",)) for number in range(100)})
     policy = policy_for(NamespaceQuota({"M40": Limit(400)}), nodes=Nodes(named=models))
-    listed = term(requirement(MODEL, "In", *(f"x-{number}-40" for number in range(MOST_STEPS))))
+    listed = term(requirement(MODEL, "In", *(f"x-{number}-40" for number in range(MAX_REVIEW_STEPS))))
     raw = body(pod_of_cores(100, uid="u", affinity=required(listed)))
     assert len(raw) < LARGE_REVIEW
     answers, decided_by = [], set[str]()
@@ -138,7 +138,7 @@ async def test_a_small_pod_with_many_mig_profiles_is_decided_by_the_thread_in_an
     policy = msgspec.structs.replace(
         policy_for(NamespaceQuota({"M40": Limit(400)})), resources=GpuResources(models=models)
     )
-    limits = {f"nvidia.com/mig-{n % 9 + 1}g.{n + 1000}gb": "1" for n in range(MOST_STEPS + 1)}
+    limits = {f"nvidia.com/mig-{n % 9 + 1}g.{n + 1000}gb": "1" for n in range(MAX_REVIEW_STEPS + 1)}
     for namespace, allows in (("team-a", False), ("unlimited", True)):
         decided_by: list[str] = []
 
@@ -180,7 +180,7 @@ async def test_a_pod_whose_patch_is_too_large_is_rejected_with_the_bound(manifes
     response = json.loads(answer)["response"]
     status = response["status"]
     assert (response["uid"], status["code"]) == ("review", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-    assert f"have more than {MOST_OF_PATCH} bytes (8 MiB)" in status["message"]
+    assert f"have more than {MAX_PATCH_BYTES} bytes (8 MiB)" in status["message"]
     assert status["message"].endswith("Use fewer terms")
     assert "patch" not in response
 
@@ -201,7 +201,7 @@ async def test_a_small_review_that_is_nested_too_deep_is_repaired_by_the_thread(
         return shallow(text)
 
     with mock.patch.object(k8s_types, "shallow", repaired):
-        for size in (0, MOST_REPAIRED):
+        for size in (0, MAX_REPAIRED):
             await service(MemoryLedgers()).answer("/mutate", too_deep(size), ReviewDeadline.after(10), "team-a")
     assert threads == ["large-review_0"] * 2
 
@@ -209,12 +209,12 @@ async def test_a_small_review_that_is_nested_too_deep_is_repaired_by_the_thread(
 @pytest.mark.parametrize("path", ["/mutate", "/validate"])
 @in_a_loop
 async def test_a_large_review_that_is_nested_too_deep_is_rejected_and_not_repaired(path: str) -> None:
-    raw = too_deep(MOST_REPAIRED + 1)
+    raw = too_deep(MAX_REPAIRED + 1)
     with mock.patch.object(k8s_types, "shallow") as repaired:
         response = json.loads(await service(MemoryLedgers()).answer(path, raw, ReviewDeadline.after(10), "team-a"))
     status = response["response"]["status"]
     assert (response["response"]["uid"], status["code"]) == ("review", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-    assert f"more than {MOST_REPAIRED} bytes" in status["message"]
+    assert f"more than {MAX_REPAIRED} bytes" in status["message"]
     repaired.assert_not_called()
 
 

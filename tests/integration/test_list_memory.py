@@ -10,8 +10,8 @@ from typing import Any
 import kmock
 import pytest
 
-from controller.refusals import CLAIM_REASON
-from controller.retry.refused import MOST_OWNER_BYTES
+from controller.retry.rejected import MAX_OWNER_BYTES
+from controller.seen_events import CLAIM_REASON
 from examples.claims import NVIDIA, claim, entry
 from tests.builders import ONE_CARD, stored_pod
 from tests.integration.list_reader import READERS
@@ -21,13 +21,13 @@ from vcuda.quota.model import OVER_QUOTA
 OBJECTS = 80
 LARGE = "x" * 1_200_000
 REJECTED = f"{OVER_QUOTA}: M40 in namespace team-a"
-MOST_MIB = 48
+MAX_MIB = 48
 """The maximum memory of a reader in MiB.
 
 It is the sum of two pages of 8 MiB, the decoded objects of one page, and the memory that Python keeps for each page.
 """
 
-EXPECTED = {"Events of refused pods": 1, "refused workloads": MOST_OWNER_BYTES // len(LARGE)}
+EXPECTED = {"Events of rejected pods": 1, "rejected workloads": MAX_OWNER_BYTES // len(LARGE)}
 """The number of objects that a reader keeps of its LIST, for readers that do not keep all objects."""
 
 CEL = [f'"{number}" != "{"x" * 10_000}"' for number in range(30)]
@@ -94,4 +94,4 @@ def test_a_list_of_large_objects_takes_little_memory(kubeconfig: Path, what: str
     assert done.returncode == 0, done.stderr
     grown, read = map(int, done.stdout.splitlines()[-1].split())
     assert read == EXPECTED.get(what, OBJECTS)
-    assert grown <= MOST_MIB
+    assert grown <= MAX_MIB

@@ -43,8 +43,8 @@ def test_the_lock_has_an_allowed_version_of_everything_that_setup_cfg_requires()
     """If this test fails, run `make lock`, which writes the lock file."""
     locked = entries(LOCK)
     assert [str(each) for each in IMAGE if canonicalize_name(each.name) not in locked] == []
-    refused = [str(each) for each in IMAGE if version_in(locked[canonicalize_name(each.name)]) not in each.specifier]
-    assert refused == []
+    rejected = [str(each) for each in IMAGE if version_in(locked[canonicalize_name(each.name)]) not in each.specifier]
+    assert rejected == []
 
 
 def test_the_lock_has_nothing_that_setup_cfg_does_not_require_any_more() -> None:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.garbage import stale_gc
 from controller.manager import Leader
-from controller.refusals import REASON
+from controller.seen_events import REASON
 from controller.ui.document import Document, ModelCards
 from controller.ui.leading import LeaderSource
 from examples.allocations import allocated_pod
@@ -76,9 +76,9 @@ def test_an_object_that_cannot_be_decoded_affects_no_other_in_any_loop(api: ApiD
         api.store(f"/api/v1/namespaces/{name}", {"metadata": {"name": name, "uid": name}})
     condition = {"type": "ReplicaFailure", "status": "True", "message": f"{OVER_QUOTA}: M40 in namespace team-a"}
     template = {"spec": {"containers": [container({"tencent.com/vcuda-core": 100})]}}
-    refused = {"spec": {"replicas": 1, "template": template}, "status": {"conditions": [condition]}}
+    rejected = {"spec": {"replicas": 1, "template": template}, "status": {"conditions": [condition]}}
     waiting = "/apis/apps/v1/namespaces/team-a/replicasets/good"
-    api.store(waiting, {"metadata": {"name": "good"}, **refused})
+    api.store(waiting, {"metadata": {"name": "good"}, **rejected})
     api.objects.update(CANNOT_BE_DECODED)
     done: dict[str, Callable[[], object]] = {
         "freed": lambda: not marks_on(api),
@@ -117,7 +117,7 @@ def test_a_standby_keeps_all_watches_and_writes_nothing(limited: ApiDouble, lead
     for name in ("a", "b"):
         limited.store(f"/api/v1/namespaces/{name}", {"metadata": {"name": name, "uid": name}})
     leader.namespaces.reflector.relist()
-    assert leader.settler.queue.lag() == 0.0
+    assert leader.recounter.queue.lag() == 0.0
     assert not writes(limited)
 
 
@@ -132,7 +132,7 @@ def test_a_standby_recounts_ledgers_while_the_leader_is_silent_and_does_nothing_
     assert f"{CONFIG_MAPS.format('team-a')}/gpu-quota-usage" not in limited.objects
     assert marks_on(limited), "only the leader removes stale allocations"
     silent.clear()
-    eventually(lambda: leader.settler.queue.is_held, lambda: "the standby still recounts")
+    eventually(lambda: leader.recounter.queue.is_held, lambda: "the standby still recounts")
 
 
 def test_a_standby_that_becomes_the_leader_does_all_the_work_that_is_due(limited: ApiDouble, leader: Leader) -> None:

@@ -44,7 +44,7 @@ PART_OF = ("app.kubernetes.io/part-of", "vcuda-quota")
 
 AGENTS = ("node-agent-gpu-manager", "node-agent-hami", "node-agent-vgpu-manager")
 OPTIONS = {
-    *("client-certificates", "enforce-audit", *AGENTS, "node-agent-nvidia-vcuda"),
+    *("client-certificates", "evict-violations", *AGENTS, "node-agent-nvidia-vcuda"),
     *("page", "require-client-certificate"),
 }
 """The components without an overlay of the same name."""
@@ -157,13 +157,13 @@ def test_everything_runs_the_image_that_is_named(
 
 
 def test_everything_runs_the_image_that_is_named_with_the_components(tmp_path: Path) -> None:
-    both = composed(tmp_path, ["scheduler", "enforce-audit"])
+    both = composed(tmp_path, ["scheduler", "evict-violations"])
     file = both / "kustomization.yaml"
     file.write_text(json.dumps({**json.loads(file.read_text()), "images": CHOSEN}))
     assert set(images(rendered(both)).values()) == {f"{NAME}:{TAG}"}
 
 
-# Tests of the component enforce-audit
+# Tests of the component evict-violations
 
 
 def flags(controller: Json) -> list[str]:
@@ -173,19 +173,22 @@ def flags(controller: Json) -> list[str]:
 
 
 def test_the_component_for_evictions_adds_two_flags_and_one_right(tmp_path: Path) -> None:
-    base, chosen = rendered(BASE), rendered(composed(tmp_path, ["enforce-audit"]))
+    base, chosen = rendered(BASE), rendered(composed(tmp_path, ["evict-violations"]))
     added = [each for each in chosen if label(each) not in set(map(label, base))]
-    assert sorted(map(label, added)) == ["ClusterRole/vcuda-enforce-audit", "ClusterRoleBinding/vcuda-enforce-audit"]
-    role = one(added, "ClusterRole", "vcuda-enforce-audit")
+    assert sorted(map(label, added)) == [
+        "ClusterRole/vcuda-evict-violations",
+        "ClusterRoleBinding/vcuda-evict-violations",
+    ]
+    role = one(added, "ClusterRole", "vcuda-evict-violations")
     assert role["rules"] == [{"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]}]
     before, after = (one(objects, "Deployment", "vcuda-controller") for objects in (base, chosen))
-    assert flags(after) == [*flags(before), "--enforce-audit", "--audit-period=600"]
+    assert flags(after) == [*flags(before), "--evict-violations", "--violations-period=600"]
     assert after == before
 
 
 def test_the_base_evicts_no_pod_and_has_no_right_to_evict() -> None:
     base = rendered(BASE)
-    assert "--enforce-audit" not in flags(one(base, "Deployment", "vcuda-controller"))
+    assert "--evict-violations" not in flags(one(base, "Deployment", "vcuda-controller"))
     rules = [rule for each in base for rule in each.get("rules", []) if "resources" in rule]
     assert not any("pods/eviction" in rule["resources"] or "*" in rule["resources"] for rule in rules)
 

@@ -21,8 +21,8 @@ from tests.rendered import BASE, Json, rendered, webhooks
 from tests.strategies import storable_pods
 from vcuda.k8s_types import Pod
 from vcuda.quota.model import Charge
+from vcuda.requests.bypasses import could_reach_gpus
 from vcuda.requests.pod_request import asks_for_vcuda
-from vcuda.requests.refusals import could_reach_gpus
 from vcuda.requests.resources import BUILT_IN
 from vcuda.requests.runtime_devices import DEVICE_ANNOTATIONS, GIVING_VARIABLES
 from vcuda.requests.schemes import SCHEMES

@@ -10,7 +10,7 @@ import pytest
 from tests.policies import ANNOTATIONS, KINDS, LABELS, POD, admits, policies
 from tests.rendered import BASE, Json, rendered
 from vcuda.quota.terms import MAX_TERMINATING_SECONDS as LONGEST
-from vcuda.requests.refusals import COMPUTE_POLICY
+from vcuda.requests.bypasses import COMPUTE_POLICY
 from vcuda.requests.runtime_devices import DEVICE_ANNOTATIONS
 
 MAY_BIND, MAY_PATCH_NODES = "create pods/binding in team-a", "patch nodes"

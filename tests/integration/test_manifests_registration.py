@@ -4,7 +4,7 @@ from pathlib import Path
 
 from certs.client import client as certs_client
 from certs.parsing import CLIENT_CA_KEY, MANAGED_BY, OURS
-from controller.settle.labels import PROBE_POLICY
+from controller.recount.labels import PROBE_POLICY
 from tests import rendered as manifests
 from tests.integration.overlays import every_overlay, flags
 from tests.rendered import BASE, Json, composed, container, label, one, overlay_of, pod_spec, rendered

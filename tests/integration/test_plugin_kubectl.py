@@ -80,7 +80,7 @@ def test_an_answer_without_end_is_not_read_to_the_end(home: Path, monkeypatch: p
     endless = home / "kubectl"
     endless.write_text("#!/bin/sh\nexec cat /dev/zero\n")
     endless.chmod(0o755)
-    monkeypatch.setattr(transport, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(transport, "MAX_ANSWER_BYTES", 2**20)
     with pytest.raises(TooLarge, match="has more than 1048576 bytes"):
         Kubectl((str(endless),)).get("/api")
 
@@ -97,6 +97,6 @@ printf '{"metadata": {"continue": "%s"}, "items": [{"pad": "%0*d"}]}' "$token" "
 """
     )
     program.chmod(0o755)
-    monkeypatch.setattr(transport, "MOST_BYTES", 500)
+    monkeypatch.setattr(transport, "MAX_ANSWER_BYTES", 500)
     objects = Kubectl((str(program),)).list_objects("/api/v1/events", {"fieldSelector": "reason=x"})
     assert [*objects] == [{"pad": 10 * "0"}] * 2

@@ -53,7 +53,7 @@ def complete(*words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "suggested", "directive"),
     [
-        (("",), ["doctor", "explain", "nodes", "refusals", "why"], ":4"),
+        (("",), ["doctor", "explain", "nodes", "rejections", "why"], ":4"),
         (("wh",), ["why"], ":4"),
         (("--o",), ["--output"], ":4"),
         (("-o", ""), ["table", "wide", "json", "yaml"], ":4"),
@@ -67,7 +67,7 @@ def test_kubectl_gets_the_words_that_may_follow(words: tuple[str, ...], suggeste
     assert ([line.partition("\t")[0] for line in lines], last) == (suggested, directive)
 
 
-@pytest.mark.parametrize(("until", "decision"), [("2999-12-31", "admitted"), ("2000-01-01", "refused")])
+@pytest.mark.parametrize(("until", "decision"), [("2999-12-31", "admitted"), ("2000-01-01", "rejected")])
 @pytest.mark.parametrize("environment", [{}, {"PYTHONTZPATH": ""}], ids=["zones of the system", "zones of the package"])
 def test_check_decides_by_the_present_grants(
     tmp_path: Path, until: str, decision: str, environment: dict[str, str]

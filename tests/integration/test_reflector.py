@@ -24,7 +24,7 @@ from tests.integration.scripted import (
 )
 from vcuda.errors import Unavailable
 from vcuda.kube import Key, Kube, Reflector
-from vcuda.kube.pages import MOST_OBJECT_BYTES
+from vcuda.kube.pages import MAX_OBJECT_BYTES
 from vcuda.kube.watch import WatchEvent, read_event
 
 
@@ -379,7 +379,7 @@ def test_the_age_of_the_last_event_is_reset_by_list_watch_event_and_bookmark(kub
 def large(name: str, version: int) -> dict[str, object]:
     """Return an object that exceeds the reflector's size limit. The API server writes fields in this order."""
     metadata = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "resourceVersion": str(version)}
-    return {"metadata": metadata, "value": 9, "text": "x" * MOST_OBJECT_BYTES}
+    return {"metadata": metadata, "value": 9, "text": "x" * MAX_OBJECT_BYTES}
 
 
 def test_an_event_that_is_too_large_causes_a_new_list_and_ends_no_watch(kube: Kube, script: Script) -> None:

@@ -68,7 +68,7 @@ def test_bad_input_ends_with_status_2_and_a_message(files: Path, flags: str, sen
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_a_malformed_quota_is_refused_with_every_fault(files: Path) -> None:
+def test_a_malformed_quota_is_rejected_with_every_fault(files: Path) -> None:
     done = run(files, "--standalone --quota faults.yaml")
     assert done.returncode == 2
     first, *faults = done.stderr.splitlines()

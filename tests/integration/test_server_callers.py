@@ -21,7 +21,7 @@ from webhook.cli import main
 NOW = datetime.now(UTC)
 POD = json.dumps(review_of(card_pod("pod", "team-a")))
 GUARDED = ["POST /mutate", "POST /validate", "POST /quota", "GET /mutate", "GET /nowhere"]
-REFUSED = (ssl.SSLError, ConnectionResetError, BrokenPipeError)
+REJECTED = (ssl.SSLError, ConnectionResetError, BrokenPipeError)
 """The errors of a client whose certificate is from another CA. With TLS 1.3 they occur only when the client reads."""
 
 EXPIRY = "vcuda_client_certificate_expiry_seconds"
@@ -80,7 +80,7 @@ def test_a_review_is_answered_only_with_a_certificate_of_the_client_ca_and_the_n
 ) -> None:
     assert ask(server, pairs, line, NO_PAIR).status == HTTPStatus.UNAUTHORIZED
     assert ask(server, pairs, line, OTHER_NAME).status == HTTPStatus.FORBIDDEN
-    with pytest.raises(REFUSED):
+    with pytest.raises(REJECTED):
         ask(server, pairs, line, STRANGER)
     known = ask(server, pairs, line, KNOWN).status
     assert known not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
@@ -105,7 +105,7 @@ def test_metrics_need_a_certificate_only_with_the_flag_and_report_its_expiry(tmp
 def answered(server: WebhookProcess, pairs: Path, pair: str) -> bool:
     try:
         return ask(server, pairs, "POST /mutate", pair).status == HTTPStatus.OK
-    except REFUSED:
+    except REJECTED:
         return False
 
 

@@ -54,18 +54,18 @@ def test_a_claim_is_pinned_and_charged_together_with_pods(server: WebhookProcess
     assert proposed["auditAnnotations"]["model"] == "M40"
     pinned = server.admit(asked, kind=CLAIM_KIND)
     assert pinned["allowed"]
-    refused = server.admit(card_pod("beside", "team-a", cards=8))
-    assert "requested: 8 cards, used: 0.5 (0.5 pending), limited: 8, 0.5 more needed" in refused["status"]["message"]
+    rejected = server.admit(card_pod("beside", "team-a", cards=8))
+    assert "requested: 8 cards, used: 0.5 (0.5 pending), limited: 8, 0.5 more needed" in rejected["status"]["message"]
 
 
 def test_a_stored_claim_is_already_charged(server: WebhookProcess) -> None:
-    refused = review(server, in_namespace(held(2), "full"))
-    assert "requested: 2 cards, used: 1 (0 pending), limited: 2, 1 more needed" in refused["status"]["message"]
+    rejected = review(server, in_namespace(held(2), "full"))
+    assert "requested: 2 cards, used: 1 (0 pending), limited: 2, 1 more needed" in rejected["status"]["message"]
 
 
 def test_the_units_of_the_config_map_price_its_classes(server: WebhookProcess) -> None:
     half = review(server, in_namespace(claim(entry("acme.com", count=17)), "team-a"))
     assert "requested: 8.5 cards" in half["status"]["message"]
-    refused = review(server, in_namespace(claim(entry("nobody.example.com")), "team-a"))
-    assert refused["status"]["code"] == 422
-    assert refused["status"]["details"]["causes"][0]["field"] == "spec.devices.requests[0].exactly.deviceClassName"
+    rejected = review(server, in_namespace(claim(entry("nobody.example.com")), "team-a"))
+    assert rejected["status"]["code"] == 422
+    assert rejected["status"]["details"]["causes"][0]["field"] == "spec.devices.requests[0].exactly.deviceClassName"

@@ -235,11 +235,11 @@ def test_a_valid_certificate_that_could_not_be_read_is_retried_and_reported_once
     serving = ServingCertificate(directory)
     write_plainly(directory, new)
 
-    def refuse(_content: bytes) -> list[x509.Certificate]:
+    def reject(_content: bytes) -> list[x509.Certificate]:
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr("vcuda.tls.x509.load_pem_x509_certificates", refuse)
+        patched.setattr("vcuda.tls.x509.load_pem_x509_certificates", reject)
         (line,) = logged(serving)
     assert "tls.crt cannot be read: Too many open files" in line["reason"]
     assert [line["log_level"] for line in logged(serving)] == ["info"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from controller.refusals import ReportedObject
+from controller.seen_events import ReportedObject
 from controller.ui.document import Holder
 from examples.usage import Sample, ago, model_use, namespace_use
 from tests.browser import BORDER, CONTRASTS, DISCERNIBLE, NARROW, READABLE, WIDE, Tab, tab
@@ -117,8 +117,8 @@ def test_a_row_that_a_search_hides_stays_hidden_as_it_changes(opened: Tab, leade
 def test_a_rejection_shows_with_its_reason(opened: Tab, leader: Served) -> None:
     page = opened.open(leader.url)
     reason = "exceeded quota: T4 in namespace ci, requested: 8 cards, used: 0.6 (0 pending), limited: 4"
-    refused = ReportedObject("ci", "Job", "huge", reason, ago(seconds=1))
-    leader.sample.rejections = (refused, *(leader.sample.rejections or ()))
+    rejected = ReportedObject("ci", "Job", "huge", reason, ago(seconds=1))
+    leader.sample.rejections = (rejected, *(leader.sample.rejections or ()))
     first = page.get_by_role("region", name="Recent rejections").get_by_role("listitem").first
     expect(first).to_contain_text("Job huge")
     expect(first).to_contain_text(reason)

@@ -31,7 +31,7 @@ def fault_of(world: World, bounds: Bounds) -> str:
     """Return the violation in this state (world), or an empty text.
 
     The live pods, the pods that may still be stored, and the pods whose containers still run must fit the limit
-    together. A replica may refuse a pod only if the other pods use the whole limit. Terminating charges
+    together. A replica may reject a pod only if the other pods use the whole limit. Terminating charges
     count as used.
     """
     live = sum(pod.stage == STORED for pod in world.pods)
@@ -49,16 +49,16 @@ def fault_of(world: World, bounds: Bounds) -> str:
                     for each in world.pods
                 )
             )
-            if _refusable(world, live, bounds) >= bounds.limit > others:
-                return f"a refusal though only {others} are used"
+            if _rejectable(world, live, bounds) >= bounds.limit > others:
+                return f"a rejection though only {others} are used"
     return ""
 
 
-def _refusable(world: World, live: int, bounds: Bounds) -> int:
-    """REFUSE: return the usage by which a replica refuses a pod. A LIST that began after the request counts it."""
-    if bounds.broken == "refused by the ledger":
+def _rejectable(world: World, live: int, bounds: Bounds) -> int:
+    """REJECT: return the usage by which a replica rejects a pod. A LIST that began after the request counts it."""
+    if bounds.broken == "rejected by the ledger":
         return world.committed + world.pending + world.terminating
-    if bounds.broken == "refused by a LIST and what is pending":
+    if bounds.broken == "rejected by a LIST and what is pending":
         return live + sum(pod.pending != NOT_PENDING and pod.stage != STORED for pod in world.pods)
     return live + world.terminating
 
@@ -113,7 +113,7 @@ RESTING = (
     "a write lands",
     "{} finds",
     "{} sends",
-    "settled",
+    "recounted",
     "p{} is proven",
     "the terminating charge",
     "an unseen decrease",
@@ -152,7 +152,7 @@ def _rank(words: tuple[object, ...]) -> float:
     if sentence.startswith("{} sends") and (words[2] or words[4]):
         return -1
     rank = next((number for number, each in enumerate(RESTING) if sentence.startswith(each)), -1)
-    # Settle by the newest view of the pods first. By an older view, settling could be repeated forever without
+    # Recount by the newest view of the pods first. By an older view, recounting could be repeated forever without
     # progress.
-    newest = isinstance(words[-1], int) and sentence.startswith(("settled", "the reservation"))
+    newest = isinstance(words[-1], int) and sentence.startswith(("recounted", "the reservation"))
     return rank + 0.5 - int(str(words[-1])) / 100 if newest else rank

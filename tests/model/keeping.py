@@ -1,4 +1,4 @@
-"""The rules that keep the ledger correct: settling, proof of absence, reaping, loss and opening.
+"""The rules that keep the ledger correct: recounting, proof of absence, reaping, loss and opening.
 
 Any number of leaders may act. The view of a leader (the pods as its watch shows them) may be of any age. In the model,
 no write of a leader lands late. Such a write would equal a later decision by the same old view: the view is still true,
@@ -27,7 +27,7 @@ from tests.model.world import (
 
 
 def counted(world: World, view: int, bounds: Bounds, since: int | None = None) -> World:
-    """SETTLE: recount the ledger by one view of the pods. Remove the pending charges of pods that were seen stored.
+    """RECOUNT: recount the ledger by one view of the pods. Remove the pending charges of pods that were seen stored.
 
     TERMINATING: if the watch saw the forced deletion of a pod, the charge of the pod becomes terminating. UNSEEN: if
     the count decreased before the watch began, the decrease becomes terminating too.
@@ -80,17 +80,17 @@ def _is_live(pod: Pod, view: int) -> bool:
     return pod.stage == STORED or (pod.stage == DELETED and pod.deleted_at > view)
 
 
-def settle(world: World, bounds: Bounds) -> Iterator[Step]:
-    """SETTLE: a leader recounts the ledger by any view of the pods that is not older than the last count's view."""
+def recount(world: World, bounds: Bounds) -> Iterator[Step]:
+    """RECOUNT: a leader recounts the ledger by any view of the pods that is not older than the last count's view."""
     for view in range(world.newest + 1):
         for since in range(view + 1) if bounds.runs else (0,):
             if (new := counted(world, view, bounds, since)) != world:
-                yield ("settled by a watch from {} to {} events on", since, view), compare_and_swap(new, bounds)
-    if bounds.broken == "settled by an older view" and not world.newest:
+                yield ("recounted by a watch from {} to {} events on", since, view), compare_and_swap(new, bounds)
+    if bounds.broken == "recounted by an older view" and not world.newest:
         for i, pod in enumerate(world.pods):
             if pod.stage == STORED:
                 uncounted = change(world, {i: pod._replace(stored_at=1)})
-                yield ("settled by a view from before p{} was stored", i), compare_and_swap(uncounted, bounds)
+                yield ("recounted by a view from before p{} was stored", i), compare_and_swap(uncounted, bounds)
 
 
 def gone(world: World, bounds: Bounds) -> Iterator[Step]:
@@ -184,10 +184,10 @@ def loss(world: World, bounds: Bounds) -> Iterator[Step]:
 
 def _without_ledger(world: World, bounds: Bounds, **others: Any) -> World:
     """Return the world after the deletion of the ledger, by which every write that was sent before is rejected."""
-    refused = compare_and_swap(world, bounds._replace(broken=""))
-    pods = {i: pod._replace(pending=NOT_PENDING, held=NOT_HELD) for i, pod in enumerate(refused.pods)}
+    rejected = compare_and_swap(world, bounds._replace(broken=""))
+    pods = {i: pod._replace(pending=NOT_PENDING, held=NOT_HELD) for i, pod in enumerate(rejected.pods)}
     reserved, late = (NOTHING,) * len(world.reserved), (NO_LATE,) * len(world.late)
-    return change(refused, pods, reserved=reserved, late=late, exists=False, **others)
+    return change(rejected, pods, reserved=reserved, late=late, exists=False, **others)
 
 
 def open_early(world: World, bounds: Bounds) -> Iterator[Step]:
@@ -216,7 +216,7 @@ def end(world: World, bounds: Bounds) -> Iterator[Step]:
         yield ("its mark goes",), world._replace(marked=False, unmarking=False)
 
 
-RULES: tuple[Rule, ...] = (settle, gone, release, reap, loss, open_early, end)
+RULES: tuple[Rule, ...] = (recount, gone, release, reap, loss, open_early, end)
 
 
 def keeping(world: World, bounds: Bounds) -> Iterator[Step]:

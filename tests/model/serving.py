@@ -285,7 +285,7 @@ def outcomes(world: World, bounds: Bounds) -> Iterator[Step]:
         # A replica without a reservation may write again from the same version: only one of the two writes lands, and
         # no pod is admitted before its write is confirmed. A replica with a reservation would not know how much of it
         # is left.
-        elif write != NO_WRITE and (not bounds.reserve or bounds.broken == "a read of the old version settles it"):
+        elif write != NO_WRITE and (not bounds.reserve or bounds.broken == "a read of the old version decides it"):
             for number in [n for n, late in enumerate(world.late) if late == NO_LATE][:1]:
                 pods = {
                     i: place(pod, r, BACK[pod.at[r]])._replace(late=pod.late | 1 << number)

@@ -74,7 +74,7 @@ class Bounds(NamedTuple):
     @property
     def late_writes(self) -> int:
         """Return the maximum number of pending writes whose senders no longer wait for the answer."""
-        return self.crashes + (self.reserve == 0 or self.broken == "a read of the old version settles it")
+        return self.crashes + (self.reserve == 0 or self.broken == "a read of the old version decides it")
 
 
 class Pod(NamedTuple):
@@ -235,11 +235,11 @@ def _simplified(pod: Pod, deadline: int) -> Pod:
     if pod.stage == ASKED:
         # The pod is admitted, and a second admission would change nothing. So the model may forget ``known``.
         return pod._replace(known=False) if pod.yes else pod
-    settled = pod.stage in (DELETED, NEVER) and not (pod.stored_at or pod.deleted_at)
+    decided = pod.stage in (DELETED, NEVER) and not (pod.stored_at or pod.deleted_at)
     # The pending charge of an ended pod counts as old enough to be removed. So it may be removed earlier than in
     # reality.
     pending = deadline + 1 if pod.pending != NOT_PENDING else NOT_PENDING
-    return pod._replace(stage=NEVER if settled else pod.stage, age=0, yes=False, pending=pending, known=False)
+    return pod._replace(stage=NEVER if decided else pod.stage, age=0, yes=False, pending=pending, known=False)
 
 
 def _without_use(replica: Replica, number: int, pods: tuple[Pod, ...], longest: int) -> Replica:

@@ -104,7 +104,7 @@ HEAD = KIND + b'"request":{"uid":"f-1","namespace":"team-a","object":"'
     by_its_Content_Length=((HEAD + LARGE, LARGE), MAX_BODY + 1, 1),
     by_the_received_bytes=((HEAD, *[b" " * 2**20] * 9), None, 4),
 )
-def test_a_review_over_the_size_bound_is_denied_and_not_read_to_its_end(
+def test_a_review_over_the_size_bound_is_rejected_and_not_read_to_its_end(
     service: mock.Mock, parts: tuple[bytes, ...], length: int | None, read: int
 ) -> None:
     client = Client(*parts, length=length)

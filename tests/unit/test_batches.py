@@ -19,7 +19,7 @@ LATE = "late"
 
 async def capitals(batch: Batch) -> None:
     for call in batch:
-        call.settle(call.item.upper())
+        call.resolve(call.item.upper())
 
 
 class BrokenError(Exception):
@@ -47,16 +47,16 @@ class Gated:
     async def calls(self, items: str, deadline: float = math.inf) -> list[asyncio.Task[str]]:
         """Start a caller per letter. Return when all are queued, or when their batch has reached the gate."""
         callers = [asyncio.create_task(self.committer.serve(item, deadline)) for item in items]
-        await settled()
+        await idle()
         return callers
 
     async def open(self, batches: int = 1) -> None:
         for _ in range(batches):
             self._gate.release()
-        await settled()
+        await idle()
 
 
-async def settled() -> None:
+async def idle() -> None:
     """Let the event loop run until every task waits for something."""
     for _ in range(20):
         await asyncio.sleep(0)
@@ -135,7 +135,7 @@ async def test_after_all_waiting_callers_have_left_the_next_caller_is_served() -
     gated = Gated()
     first, [gone] = await gated.calls("a"), await gated.calls("b")
     gone.cancel()
-    await settled()
+    await idle()
     await gated.open(2)
     assert await results(*first, *await gated.calls("c")) == ["A", "C"]
     assert gated.batches == [["a"], ["c"]]

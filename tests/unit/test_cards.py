@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from tests.builders import Manifest, container, pod, sidecar, vcuda_pod, view
 from tests.tables import cases
 from vcuda.allocations.cards import (
-    MOST_SHARES,
+    MAX_SHARES,
     CardRequest,
     Cards,
     ContainerRequest,
@@ -188,7 +188,7 @@ def test_text_that_is_no_card_number_is_skipped(text: str, cards: list[int]) -> 
     assert [share.card for share in found.shares] == cards if found else cards == []
 
 
-@pytest.mark.parametrize(("cores", "count"), [(30, 1), (99, 1), (100, 1), (199, 1), (7000, 70), (10**9, MOST_SHARES)])
+@pytest.mark.parametrize(("cores", "count"), [(30, 1), (99, 1), (100, 1), (199, 1), (7000, 70), (10**9, MAX_SHARES)])
 def test_as_many_cards_are_read_as_the_container_requests(cores: int, count: int) -> None:
     """No more cards are read than the container requests. Otherwise the owner of a pod could claim a whole node."""
     limits = {f"{T}/vcuda-core": cores, f"{T}/vcuda-memory": 4}

@@ -7,7 +7,7 @@ from datetime import timedelta
 from certs import steps
 from certs.plan import plan
 from certs.state import Authorities, Problem, Serving, State, is_valid, known, signed_by
-from certs.steps import Done, Forget, IssueLeaf, MakeAuthority, NoteServed, Promote, SetBundles, StepRefused, Wait
+from certs.steps import Done, Forget, IssueLeaf, MakeAuthority, NoteServed, Promote, SetBundles, StepRejected, Wait
 from tests.rotation_world import LOCK, LONG, NAMES, NEW, POLICY, SEEN_LONG, START, World, healthy, rotated
 from tests.tables import cases
 from vcuda.x509 import Names, make_authority, make_leaf
@@ -17,8 +17,8 @@ UNSEEN = steps.SeenFor()
 BOTH = [SetBundles] * 2
 
 
-def refused(decision: object) -> tuple[Problem, ...]:
-    assert isinstance(decision, StepRefused)
+def rejected(decision: object) -> tuple[Problem, ...]:
+    assert isinstance(decision, StepRejected)
     return decision.problems
 
 
@@ -85,7 +85,7 @@ def test_the_old_authority_stays_while_even_an_unready_endpoint_presents_its_lea
     world.time += 2 * DAY
     assert isinstance(world.decide(), SetBundles)
     straggler.ready, straggler.leaf = False, old_leaf
-    assert isinstance(world.decide(), StepRefused)
+    assert isinstance(world.decide(), StepRejected)
     straggler.leaf = None
     assert isinstance(world.decide(), SetBundles)
 
@@ -109,7 +109,7 @@ def test_each_problem_for_a_person_names_the_command(change: Callable[[World], N
     world = rotated(NoteServed)
     change(world)
     world.time += HOUR
-    assert command in refused(world.decide())[0].command
+    assert command in rejected(world.decide())[0].command
 
 
 def test_an_endpoint_has_time_to_follow_before_a_problem_is_reported() -> None:
@@ -157,7 +157,7 @@ def test_a_missing_configuration_is_no_problem_if_none_is_required() -> None:
     """This is the case of the scheduler extender. Its caller, kube-scheduler, reads the CA from a file."""
     world = healthy(since=HOUR)
     world.put(configurations=())
-    assert isinstance(world.decide(POLICY), StepRefused)
+    assert isinstance(world.decide(POLICY), StepRejected)
     assert isinstance(world.decide(replace(POLICY, registered=False)), Done)
 
 
@@ -166,8 +166,8 @@ def test_without_configurations_the_problem_says_how_to_replace_the_authority() 
     world = healthy(since=MINUTE)
     world.put(configurations=())
     policy = replace(NEW, registered=False)
-    _, decision = world.go_on(StepRefused, policy)
-    assert refused(decision)[0].command == "kubectl -n vcuda-quota delete secret vcuda-webhook-ca vcuda-webhook-tls"
+    _, decision = world.go_on(StepRejected, policy)
+    assert rejected(decision)[0].command == "kubectl -n vcuda-quota delete secret vcuda-webhook-ca vcuda-webhook-tls"
     before = known(world.state)
     world.put(authorities=Authorities(), serving=Serving())
     world.go_on(Wait, policy)
@@ -180,7 +180,7 @@ def test_without_a_configuration_a_valid_authority_is_not_replaced() -> None:
     world = healthy(NOW, since=MINUTE)
     world.put(configurations=())
     world.take()
-    assert "kubectl label validatingwebhookconfiguration" in refused(world.decide())[0].command
+    assert "kubectl label validatingwebhookconfiguration" in rejected(world.decide())[0].command
 
 
 def waiting_for_the_next_authority(policy: steps.RotationPolicy = NEW) -> World:
@@ -208,7 +208,7 @@ def test_a_leaf_that_is_due_is_renewed_although_the_next_authority_cannot_be_tru
     world = waiting_for_the_next_authority()
     world.put(configurations=())
     assert isinstance(world.take(), IssueLeaf)
-    assert isinstance(world.decide(), StepRefused)
+    assert isinstance(world.decide(), StepRejected)
 
 
 def test_a_leaf_that_expires_with_its_authority_is_not_renewed_repeatedly() -> None:
@@ -237,7 +237,7 @@ def test_an_authority_that_is_only_in_a_cabundle_stays_while_an_endpoint_present
     world.put_hooks(bundle=(stray.certificate, world.current.certificate))
     world.pods[0].leaf = make_leaf(stray, NAMES, START).certificate
     world.time += 2 * DAY
-    assert isinstance(world.decide(POLICY), StepRefused)
+    assert isinstance(world.decide(POLICY), StepRejected)
 
 
 def test_a_lost_authority_stays_trusted_until_its_leaves_are_replaced() -> None:
@@ -255,7 +255,7 @@ def test_an_issue_time_in_the_future_replaces_nothing() -> None:
 
 def test_a_problem_stops_every_step() -> None:
     state = State(problems=(Problem("the clock is wrong", "date"),))
-    assert plan(state, START, POLICY, SEEN_LONG) == StepRefused(state.problems)
+    assert plan(state, START, POLICY, SEEN_LONG) == StepRejected(state.problems)
 
 
 def test_no_step_is_taken_if_another_tool_manages_the_certificates() -> None:
@@ -268,7 +268,7 @@ def locked(world: World) -> World:
 
 
 def test_a_locked_configuration_is_reported_although_nothing_is_due() -> None:
-    assert refused(locked(healthy()).decide(POLICY)) == (LOCK,)
+    assert rejected(locked(healthy()).decide(POLICY)) == (LOCK,)
 
 
 def test_a_leaf_is_renewed_despite_a_locked_configuration() -> None:
@@ -276,8 +276,8 @@ def test_a_leaf_is_renewed_despite_a_locked_configuration() -> None:
 
 
 def test_an_authority_that_a_locked_configuration_does_not_trust_is_not_promoted() -> None:
-    taken, decision = locked(healthy(NOW, since=MINUTE)).go_on(StepRefused)
-    assert refused(decision) == (LOCK,)
+    taken, decision = locked(healthy(NOW, since=MINUTE)).go_on(StepRejected)
+    assert rejected(decision) == (LOCK,)
     assert taken == [MakeAuthority, SetBundles]
 
 
@@ -287,9 +287,9 @@ def test_a_broken_leaf_that_a_locked_configuration_trusts_is_not_replaced(restor
     world = locked(healthy(NOW, since=MINUTE))
     world.put(authorities=Authorities(current=make_authority(START - 2 * DAY)) if restored else Authorities())
     world.put(serving=world.state.serving if restored else Serving())
-    taken, decision = world.go_on(StepRefused)
+    taken, decision = world.go_on(StepRejected)
     assert not {Promote, IssueLeaf} & {*taken}
-    assert refused(decision) == (LOCK,)
+    assert rejected(decision) == (LOCK,)
     assert world.lost == []
 
 
@@ -312,13 +312,13 @@ def test_a_locked_configuration_that_never_trusted_the_served_leaf_blocks_no_rot
     hooks = tuple(replace(hook, name=f"old-{hook.name}", bundle=()) for hook in last.hooks)
     leftover = replace(last, name="leftover", read_only=LOCK, hooks=hooks)
     world.put(configurations=(*world.state.configurations, leftover))
-    taken, decision = world.go_on(StepRefused)
+    taken, decision = world.go_on(StepRejected)
     assert {Promote, Forget} <= {*taken}
-    assert refused(decision) == (LOCK,)
+    assert rejected(decision) == (LOCK,)
     assert world.lost == []
 
 
 def test_an_authority_that_a_locked_configuration_trusts_is_not_removed() -> None:
     world = locked(rotated(Forget))
     world.put_hooks(-1, bundle=world.state.authorities.retired)
-    assert refused(world.decide()) == (LOCK,)
+    assert rejected(world.decide()) == (LOCK,)

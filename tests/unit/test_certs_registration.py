@@ -12,7 +12,7 @@ from certs import registration
 from certs.parsing import ObjectRefs
 from certs.rotation import DryRunStore, Rotation
 from certs.state import Configuration, Declared, Hook, Serving, State
-from certs.steps import Done, IssueLeaf, MakeAuthority, Promote, RegisterWebhooks, RotationPolicy, StepRefused, Wait
+from certs.steps import Done, IssueLeaf, MakeAuthority, Promote, RegisterWebhooks, RotationPolicy, StepRejected, Wait
 from tests.rotation_world import NAMES, POLICY, START, Pod, World, healthy
 from tests.tables import cases
 from vcuda.registration import ANNOTATION, UnusableDeclaration
@@ -97,7 +97,7 @@ def test_a_start_that_takes_longer_than_a_leaf_needs_is_reported() -> None:
     world.go_on(Wait, POLICY)
     world.sleep(timedelta(minutes=11).total_seconds())
     decision = world.decide(POLICY)
-    assert isinstance(decision, StepRefused)
+    assert isinstance(decision, StepRejected)
     assert "no endpoint is ready" in decision.problems[0].text
 
 

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings, strategies as st
 from certs.plan import plan
 from certs.rotation import Observations, Rotation
 from certs.state import Authorities, Hook, Serving, signed_by
-from certs.steps import Done, RotationPolicy, StepRefused, Wait, Write, write_of
+from certs.steps import Done, RotationPolicy, StepRejected, Wait, Write, write_of
 from tests.rotation_world import NAMES, NEW, START, Killed, World, healthy, with_stragglers
 from vcuda.errors import Conflict
 from vcuda.x509 import make_authority, make_leaf
@@ -240,7 +240,7 @@ def test_two_runs_at_once_do_no_harm(
             state = world.read(world.now)
             seen = observations[runner].observe(state, world.now(), world.monotonic())
             decision = plan(state, world.now(), policy, seen)
-            if isinstance(decision, Wait | Done | StepRefused):
+            if isinstance(decision, Wait | Done | StepRejected):
                 world.sleep(600)
             else:
                 decided[runner] = write_of(decision, state, world.now(), policy)

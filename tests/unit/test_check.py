@@ -39,11 +39,11 @@ def check(directory: Path, *manifests: Manifest, options: tuple[str, ...] = (), 
 
 
 def rows(directory: Path, *manifests: Manifest, options: tuple[str, ...] = (), quota: str = QUOTA) -> Rows:
-    """Return the objects in the JSON output of `check`. Assert that its exit status is 1 if an object is refused."""
+    """Return the objects in the JSON output of `check`. Assert that its exit status is 1 if an object is rejected."""
     (directory / "quota.yaml").write_text(quota)
     result = check(directory, *manifests, options=("-o", "json", *options))
     found: Rows = json.loads(result.stdout)["objects"]
-    assert result.exit_code == any(row["decision"] == "refused" for row in found)
+    assert result.exit_code == any(row["decision"] == "rejected" for row in found)
     return found
 
 
@@ -136,7 +136,7 @@ def test_each_template_of_a_custom_object_is_decided(directory: Path) -> None:
     found = [(row["object"].rpartition(".")[0], row["count"], row["decision"], row["model"]) for row in decided]
     assert found[0] == ("PyTorchJob/a spec.pytorchReplicaSpecs.Master", 1, "admitted", "M40")
     assert {row[0] for row in found[1:]} == {"PyTorchJob/a spec.pytorchReplicaSpecs.Worker"}
-    assert [sum(row[1] for row in found if row[2] == word) for word in ("admitted", "refused")] == [10, 1]
+    assert [sum(row[1] for row in found if row[2] == word) for word in ("admitted", "rejected")] == [10, 1]
 
 
 def test_a_template_without_a_count_is_decided_once_and_the_output_says_so(directory: Path) -> None:
@@ -219,7 +219,7 @@ def test_several_files_share_one_quota_and_options_may_be_environment_variables(
     two.write_text(yaml.safe_dump(cards(2)))
     env = {"VCUDA_QUOTA": str(directory / "quota.yaml"), "VCUDA_NAMESPACE": "team-a", "VCUDA_OUTPUT": "json"}
     result = CliRunner().invoke(main, ["check", *[str(two)] * 6], env=env)
-    assert [row["decision"] for row in json.loads(result.stdout)["objects"]] == ["admitted"] * 5 + ["refused"]
+    assert [row["decision"] for row in json.loads(result.stdout)["objects"]] == ["admitted"] * 5 + ["rejected"]
 
 
 # Tests of decisions
@@ -228,16 +228,16 @@ def test_several_files_share_one_quota_and_options_may_be_environment_variables(
 @cases(
     "manifest, decided",
     within_quota=(cards(1), "1 admitted M40"),
-    over_quota=(cards(9), "1 refused M40"),
+    over_quota=(cards(9), "1 rejected M40"),
     the_model_that_the_pod_selects=(cards(1, nodeSelector={MODEL: "P100"}), "1 admitted P100"),
-    a_model_that_the_quota_does_not_list=(cards(1, nodeSelector={MODEL: "A100"}), "1 refused"),
-    malformed=(vcuda_pod({"tencent.com/vcuda-core": 150}), "1 refused"),
+    a_model_that_the_quota_does_not_list=(cards(1, nodeSelector={MODEL: "A100"}), "1 rejected"),
+    malformed=(vcuda_pod({"tencent.com/vcuda-core": 150}), "1 rejected"),
     no_GPU=(pod(container()), "1 no GPU"),
     not_limited=(cards(9, metadata={"namespace": "team-x"}), "1 not limited"),
     a_quota_that_only_warns=(cards(9, metadata={"namespace": "team-w"}), "1 admitted M40"),
     a_preset_nodeName=(cards(1, nodeName="gpu-1"), "1 unknown M40"),
     a_forged_allocation=(cards(1, annotations={"tencent.com/gpu-assigned": ""}), "1 admitted M40"),
-    a_forged_mirror_pod=(cards(9, annotations={"kubernetes.io/config.mirror": ""}), "1 refused M40"),
+    a_forged_mirror_pod=(cards(9, annotations={"kubernetes.io/config.mirror": ""}), "1 rejected M40"),
 )
 def test_a_pod_is_decided_as_the_webhook_decides_it(directory: Path, manifest: Manifest, decided: str) -> None:
     assert decisions(directory, manifest) == [decided]
@@ -252,13 +252,13 @@ def test_replicas_with_equal_decisions_share_a_row(directory: Path) -> None:
     assert [(row["count"], row["decision"], row["reason"]) for row in found] == [
         (7, "admitted", f"{only}, 8 cards of 8 cards free"),
         (1, "admitted", f"{only}, 1 card of 8 cards free; {nearly}"),
-        (4, "refused", f"exceeded quota: {full}"),
+        (4, "rejected", f"exceeded quota: {full}"),
     ]
 
 
 def test_replicas_fill_one_model_after_the_other(directory: Path) -> None:
     found = decisions(directory, deployment(11, ONE_CARD), deployment(0, ONE_CARD))
-    assert found == ["7 admitted M40", "1 admitted M40", "1 admitted P100", "1 admitted P100", "1 refused M40"]
+    assert found == ["7 admitted M40", "1 admitted M40", "1 admitted P100", "1 admitted P100", "1 rejected M40"]
 
 
 def test_many_more_replicas_than_may_be_pending_at_once(directory: Path) -> None:
@@ -266,12 +266,12 @@ def test_many_more_replicas_than_may_be_pending_at_once(directory: Path) -> None
     small = {"nvidia.com/vcuda-core": 1, "nvidia.com/vcuda-memory": 1}
     found = rows(directory, deployment(700, small), quota="team-a: {quota: {M40: 6}}")
     assert sum(row["count"] for row in found if row["decision"] == "admitted") == 600
-    assert sum(row["count"] for row in found if row["decision"] == "refused") == 100
+    assert sum(row["count"] for row in found if row["decision"] == "rejected") == 100
 
 
 def test_workloads_are_decided_together_with_those_before_them(directory: Path) -> None:
     found = decisions(directory, cards(8), cards(2), cards(1), cards(1, metadata={"namespace": "team-b"}))
-    assert found == ["1 admitted M40", "1 admitted P100", "1 refused M40", "1 admitted A100"]
+    assert found == ["1 admitted M40", "1 admitted P100", "1 rejected M40", "1 admitted A100"]
 
 
 def test_a_model_with_a_node_is_preferred_to_one_without(directory: Path) -> None:
@@ -296,10 +296,10 @@ def test_json_has_every_field_of_a_row(directory: Path) -> None:
     same = {"object": "Pod/train-0", "namespace": "team-a", "count": 1, "model": "M40"}
     free = "the first in the namespace's quota, 8 cards of 8 cards free"
     charged = {"decision": "admitted", "outcome": "charged", "rule": "document", "cards": 0.5, "memory_mib": 1024}
-    refused = {"decision": "refused", "outcome": "over-quota", "rule": "", "cards": 9.0, "memory_mib": 0}
+    rejected = {"decision": "rejected", "outcome": "over-quota", "rule": "", "cards": 9.0, "memory_mib": 0}
     assert rows(directory, half, cards(9)) == [
         {**same, **charged, "reason": free},
-        {**same, **refused, "reason": f"larger than the GPU quota: {m40}; {p100}"},
+        {**same, **rejected, "reason": f"larger than the GPU quota: {m40}; {p100}"},
     ]
 
 
@@ -353,7 +353,7 @@ def test_pods_of_a_system_namespace_are_counted_and_never_rejected(directory: Pa
     """The API server does not call the webhook for pods of this namespace, so it stores even malformed pods."""
     replicas, quota = deployment(3, {"tencent.com/vcuda-core": core}), f"{namespace}: {{quota: {{M40: 1}}}}"
     (row,) = rows(directory, replicas, options=("-n", namespace), quota=quota)
-    reason = "the webhook is not called for pods in this system namespace, so they are charged but never refused"
+    reason = "the webhook is not called for pods in this system namespace, so they are charged but never rejected"
     assert (row["count"], row["decision"], row["model"], row["reason"]) == (3, "counted", "", reason)
 
 

@@ -32,7 +32,7 @@ def check(directory: Path, *manifests: Manifest, stored: tuple[Manifest, ...] = 
     told = [f"--quota={files['quota']}", f"--nodes={files['nodes']}", "-n", "team-a", "-o", "json"]
     result = CliRunner().invoke(main, ["check", *told, str(files["manifests"])], catch_exceptions=False)
     rows: Rows = json.loads(result.stdout)["objects"]
-    assert result.exit_code == any(row["decision"] == "refused" for row in rows)
+    assert result.exit_code == any(row["decision"] == "rejected" for row in rows)
     return rows
 
 
@@ -74,15 +74,15 @@ def deployment(replicas: int, made: Manifest) -> Manifest:
         claim(entry("mig.nvidia.com", f"device.attributes['{NVIDIA}'].profile == '3g.20gb'")),
         *("admitted", "A100", "0.5 cards, 20480 MiB"),
     ),
-    more_than_there_is=(claim(entry(count=4)), "refused", "A100", "4 cards"),
-    all_there_are=(claim(entry(allocationMode="All")), "refused", "", "1 card"),
-    an_unknown_class=(claim(entry("gpu.example.com")), "refused", "", ""),
+    more_than_there_is=(claim(entry(count=4)), "rejected", "A100", "4 cards"),
+    all_there_are=(claim(entry(allocationMode="All")), "rejected", "", "1 card"),
+    an_unknown_class=(claim(entry("gpu.example.com")), "rejected", "", ""),
     no_devices=({**claim(), "spec": {}}, "no GPU", "", ""),
     not_limited=(claim(namespace="sandbox"), "not limited", "", "1 card"),
     a_quota_that_only_warns=(claim(entry(count=2), namespace="team-w"), "admitted", "A100", "2 cards"),
     a_system_namespace=(claim(namespace="kube-system"), "counted", "", "1 card"),
     a_template=(template(), "admitted", "", ""),
-    a_template_that_could_never_fit=(template(entry(count=4)), "refused", "", ""),
+    a_template_that_could_never_fit=(template(entry(count=4)), "rejected", "", ""),
     a_template_without_limit=(template(namespace="sandbox"), "not limited", "", ""),
 )
 def test_a_claim_or_template_is_decided_as_the_webhook_decides_it(
@@ -99,7 +99,7 @@ def test_claims_are_decided_together_with_pods_and_claims_before_them(tmp_path: 
     assert short(rows) == [
         "Pod/train-0: 1 admitted A100",
         "ResourceClaim/c1: 1 admitted A100",
-        "ResourceClaim/c2: 1 refused A100",
+        "ResourceClaim/c2: 1 rejected A100",
     ]
     assert "used: 3 (3 pending), limited: 3, 1 more needed" in rows[-1]["reason"]
 
@@ -124,7 +124,7 @@ def test_each_replica_has_its_own_claim(tmp_path: Path) -> None:
         "ResourceClaim/web-*-c0-*: 1 admitted A100",
         "ResourceClaim/web-*-c0-*: 1 admitted M40",
         "ResourceClaim/web-*-c0-*: 1 admitted M40",
-        "ResourceClaim/web-*-c0-*: 2 refused A100",
+        "ResourceClaim/web-*-c0-*: 2 rejected A100",
     ]
 
 
@@ -134,16 +134,16 @@ def test_a_claim_that_can_never_fit_is_rejected_after_its_pod_is_admitted(tmp_pa
     assert short(rows) == [
         "Pod/train: 1 admitted",
         "ResourceClaim/train-c0-*: 1 admitted A100",
-        "ResourceClaim/train-c1-*: 1 refused A100",
+        "ResourceClaim/train-c1-*: 1 rejected A100",
     ]
     assert "can never fit" in rows[2]["reason"]
 
 
 def test_a_rejected_pod_gets_no_claims(tmp_path: Path) -> None:
-    refused = claiming("gpus")
-    refused["spec"]["containers"] = [container({"nvidia.com/gpu": 9})]
-    assert short(check(tmp_path, refused, template())) == [
-        "Pod/train: 1 refused A100",
+    rejected = claiming("gpus")
+    rejected["spec"]["containers"] = [container({"nvidia.com/gpu": 9})]
+    assert short(check(tmp_path, rejected, template())) == [
+        "Pod/train: 1 rejected A100",
         "ResourceClaimTemplate/gpus: 1 admitted",
     ]
 
@@ -162,7 +162,7 @@ def test_stored_claims_are_charged_first(tmp_path: Path) -> None:
     on_a100 = claim(of_product(A100))
     assert short(check(tmp_path, on_a100)) == ["ResourceClaim/train-gpu: 1 admitted A100"]
     (row,) = check(tmp_path, on_a100, stored=(stored,))
-    assert (row["decision"], "used: 3 (0 pending)" in row["reason"]) == ("refused", True)
+    assert (row["decision"], "used: 3 (0 pending)" in row["reason"]) == ("rejected", True)
 
 
 def test_gpu_models_rows_set_the_products_of_claims_and_the_value_of_a_pods_cards(tmp_path: Path) -> None:

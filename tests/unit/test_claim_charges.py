@@ -215,22 +215,22 @@ def test_every_malformed_request_is_reported_with_its_path(asked: Manifest, path
 
 
 @cases(
-    "driver, requests, refused",
+    "driver, requests, rejected",
     all_requests=(HAMI, None, True),
     the_share=(HAMI, ["r1"], True),
     one_alternative_of_the_share=(HAMI, ["r1/part"], True),
     a_whole_card=(HAMI, ["r0"], False),
     parameters_of_another_driver=(NVIDIA, None, False),
 )
-def test_parameters_for_the_driver_of_a_share_are_refused(
-    driver: str, requests: list[str] | None, *, refused: bool
+def test_parameters_for_the_driver_of_a_share_are_rejected(
+    driver: str, requests: list[str] | None, *, rejected: bool
 ) -> None:
     asked = claim(entry(), share(cores="30"))
     parameters = {"kind": "GpuConfig", "sharing": {"strategy": "MPS"}}
     config: Manifest = {"opaque": {"driver": driver, "parameters": parameters}}
     asked["spec"]["devices"]["config"] = [{**config, "requests": requests} if requests else config]
     found = read_claim(view(asked), POLICY)
-    assert [fault.path for fault in found.faults] == (["spec.devices.config[0].opaque"] if refused else [])
+    assert [fault.path for fault in found.faults] == (["spec.devices.config[0].opaque"] if rejected else [])
     assert found.charge("A100") == Charge(130, 0, 200)
 
 

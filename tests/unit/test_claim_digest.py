@@ -41,9 +41,9 @@ from vcuda.allocations.stored_claims import ClaimCounter, ClaimReader
 from vcuda.claims import digest as digests
 from vcuda.claims.cel import read_facts
 from vcuda.claims.charges import ClaimPolicy
-from vcuda.claims.digest import MOST_CHARACTERS, MOST_ENTRIES, pack, unpack
+from vcuda.claims.digest import MAX_CLAIM_ENTRIES, MAX_EXPRESSIONS_LENGTH, pack, unpack
 from vcuda.claims.objects import ClaimSpec
-from vcuda.claims.pin import LONGEST_PIN, ClaimPin, read_pin, write_pin
+from vcuda.claims.pin import MAX_PIN_LENGTH, ClaimPin, read_pin, write_pin
 from vcuda.claims.request import read_claim
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
 from vcuda.requests.folding import fold
@@ -52,7 +52,7 @@ QUOTA = Quota({"team-a": NamespaceQuota({"M40": Limit(800), "A100": Limit(800)})
 POLICY = claim_policy(quota=QUOTA)
 MIG = "mig.nvidia.com"
 ATTRIBUTE = f'device.attributes["{NVIDIA}"]'
-MOST_PACKED = 16 * 1024
+MAX_PACKED = 16 * 1024
 
 # Tests of specs of claims that are so small that the whole spec is read
 
@@ -208,7 +208,7 @@ def test_a_spec_that_was_pinned_is_always_read_as_pinned(requests: list[Manifest
 
 def test_a_claim_with_too_many_own_pins_is_rejected_with_the_bound() -> None:
     shortest = len(write_pin(ClaimPin(HAMI, ("",))))
-    forged = (write_pin(ClaimPin(HAMI, (f"{number}" * (LONGEST_PIN - 10 - shortest),))) for number in range(3))
+    forged = (write_pin(ClaimPin(HAMI, (f"{number}" * (MAX_PIN_LENGTH - 10 - shortest),))) for number in range(3))
     answer = Server(QUOTA_OF_TEAM).mutate(claim(entry(NVIDIA, *forged)))
     assert (answer.outcome, answer.status) == ("not-allowed", HTTPStatus.FORBIDDEN)
     assert "the limit of 6144 characters" in answer.message
@@ -216,7 +216,7 @@ def test_a_claim_with_too_many_own_pins_is_rejected_with_the_bound() -> None:
 
 def test_no_pin_is_longer_than_the_parser_accepts() -> None:
     written = write_pin(ClaimPin(NVIDIA, tuple(map(fold, MANY)), tuple(f"{number}g.5gb" for number in range(200))))
-    assert len(written) <= LONGEST_PIN
+    assert len(written) <= MAX_PIN_LENGTH
     pin = read_pin(written)
     assert pin
     assert (pin.patterns[0], pin.profiles[0]) == (fold(MANY[0]), "0g.5gb")
@@ -238,7 +238,7 @@ def pin_like(number: int) -> str:
     requests_beyond_the_api=(requests(33), "32 requests"),
     ways_beyond_the_api=([first_of(*requests(9))], "8 entries in one firstAvailable"),
     selectors_beyond_the_api=([entry(NVIDIA, *["true"] * 33)], "32 selectors in one entry"),
-    more_entries=([first_of(*requests(8))] * 9, f"{MOST_ENTRIES} entries of `exactly`"),
+    more_entries=([first_of(*requests(8))] * 9, f"{MAX_CLAIM_ENTRIES} entries of `exactly`"),
     long_names=(requests(32, allocationMode="x" * 253), "must not have more than 8192 bytes"),
     many_capacities=([share(**{f"c{number}": "1" for number in range(2000)})], "must not have more than 8192 bytes"),
     many_pins=([entry(NVIDIA, *map(pin_like, range(20)))], "must not have more than 6144 characters"),
@@ -270,14 +270,14 @@ def test_a_megabyte_of_cel_is_read_within_bounds_and_not_kept(monkeypatch: pytes
     asked = claim(*(entry(NVIDIA, *itertools.islice(texts, 30)) for _ in range(28)))
     assert len(json.dumps(asked)) > 1_270_000
     packed = pack(view(asked))
-    assert sum(map(len, read)) <= MOST_CHARACTERS
+    assert sum(map(len, read)) <= MAX_EXPRESSIONS_LENGTH
     assert b"secret" not in bytes(packed)
     assert len(packed) < 2000
 
 
 @given(st.lists(ENTRIES | st.builds(lambda name: entry(name * 30), st.sampled_from("abc")), max_size=40))
 def test_no_digest_is_larger_than_its_bound(asked: list[Manifest]) -> None:
-    assert len(pack(view(claim(*asked)))) <= MOST_PACKED
+    assert len(pack(view(claim(*asked)))) <= MAX_PACKED
 
 
 PROFILE = f'{ATTRIBUTE}.profile == "1g.5gb"'

@@ -153,14 +153,14 @@ def test_a_claim_that_is_not_pinned_to_one_model_of_the_quota_is_rejected(manife
 
 @pytest.mark.parametrize("create", [claim, template])
 @cases(
-    "asked, value, refused",
+    "asked, value, rejected",
     a_share_without_a_limit=(share("vgpu-manager", cores="30"), "none", True),
     a_share_with_a_limit=(share("vgpu-manager", cores="30"), "Balance", False),
     a_share_as_one_alternative=(first_of(entry(), share(cores="30")), "none", True),
     a_whole_card=(entry(), "none", False),
 )
 def test_a_share_by_a_claim_keeps_its_limit_unless_the_quota_allows_otherwise(
-    create: Callable[..., Manifest], asked: Manifest, value: str, *, refused: bool
+    create: Callable[..., Manifest], asked: Manifest, value: str, *, rejected: bool
 ) -> None:
     """vgpu-manager reads the limit from the annotations of the claim, which are those of its template."""
     key = "example.com/vgpu-compute-policy"
@@ -168,7 +168,7 @@ def test_a_share_by_a_claim_keeps_its_limit_unless_the_quota_allows_otherwise(
     about = manifest if create is claim else manifest["spec"]
     about["metadata"] = {**about.get("metadata", {}), "annotations": {key: value}}
     under = "" if create is claim else "spec."
-    expected = [f"{under}metadata.annotations[{key}]"] if refused else []
+    expected = [f"{under}metadata.annotations[{key}]"] if rejected else []
     assert [fault.path for fault in Server().validate(manifest).faults] == expected
     allowing = NamespaceQuota(QUOTA.limits, allow=frozenset({Allowance.COMPUTE_POLICY}))
     assert Server(allowing).validate(manifest).faults == ()
@@ -327,8 +327,8 @@ def test_a_new_template_is_checked_and_not_charged(asked: Manifest, used: int, a
 def test_a_pod_with_claims_is_admitted_only_if_claims_are_charged() -> None:
     for source in (MINE, FROM_TEMPLATE):
         assert Server().create(claiming(source)) == AdmissionResponse("claims")
-    refusal = Server(served=False).create(claiming())
-    assert [fault.path for fault in refusal.faults] == ["spec.resourceClaims"]
+    rejection = Server(served=False).create(claiming())
+    assert [fault.path for fault in rejection.faults] == ["spec.resourceClaims"]
 
 
 def test_a_pod_with_both_kinds_of_requests_is_charged_for_its_own() -> None:
@@ -345,8 +345,8 @@ def test_a_pod_with_claims_stays_in_the_pools_of_its_namespace() -> None:
     in_pool = required(term(requirement(POOL, "In", "public")))
     assert patched(claiming(), answer.patch)["spec"]["affinity"] == in_pool
     assert server.validate(patched(claiming(), answer.patch)).outcome == "claims"
-    refusal = server.validate(claiming())
-    assert (refusal.outcome, "the pools of namespace team-a: public" in refusal.message) == ("not-pinned", True)
+    rejection = server.validate(claiming())
+    assert (rejection.outcome, "the pools of namespace team-a: public" in rejection.message) == ("not-pinned", True)
 
 
 def test_the_extended_resource_of_a_class_is_rejected_until_it_is_counted() -> None:

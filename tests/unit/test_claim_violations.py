@@ -65,7 +65,7 @@ BOTH = NamespaceQuota({"M40": Limit(200), "P100": Limit(100)})
     held_to_none_and_given_nothing=([uncounted("a")], TWO, [("a", "unpinned")]),
     held_to_none_and_goes=([uncounted("a", terminating=True)], TWO, []),
     held_to_none_and_counted_by_its_devices=([claim("a", held=None)], TWO, []),
-    asked_for_in_a_way_that_is_refused=([claim("a", fault=FAULT)], TWO, [("a", "not-allowed")]),
+    asked_for_in_a_way_that_is_rejected=([claim("a", fault=FAULT)], TWO, [("a", "not-allowed")]),
     worth_nothing=([claim("a", charges={}, held=None)], TWO, []),
 )
 def test_claims_that_the_quota_would_not_admit_are_found(

@@ -15,10 +15,10 @@ from structlog.testing import CapturingLogger
 from tests.builders import LABELS, Manifest, container, held_to, pod, pod_of_cores, policy_for, review, vcuda_pod
 from vcuda.admission_review import API_VERSION, KIND, GroupVersionKind, UserInfo
 from vcuda.errors import (
-    MOST_FAULTS,
-    MOST_OF_FAULT,
-    MOST_OF_MESSAGE,
-    MOST_OF_VALUE,
+    MAX_FAULT_LENGTH,
+    MAX_FAULTS,
+    MAX_TEXT_LENGTH,
+    MAX_VALUE_LENGTH,
     BadReview,
     LedgerLost,
     Unavailable,
@@ -66,7 +66,7 @@ class Ledgers(MemoryLedgers):
         return await self.usage(namespace)
 
 
-class Refusal(NamedTuple):
+class Rejection(NamedTuple):
     """The expected answer of the webhook if the quota is enforced."""
 
     outcome: str
@@ -84,7 +84,7 @@ class Case(NamedTuple):
     name: str
     paths: tuple[str, ...]
     manifest: object
-    enforced: Refusal | None = None
+    enforced: Rejection | None = None
     lenient: tuple[str, str] = ("", "")
     passes: str = ""
     fields: Mapping[str, Any] = {}
@@ -116,29 +116,29 @@ STATIC = pod_of_cores(900, annotations={"kubernetes.io/config.mirror": "x"})
 NODE = {"user_info": UserInfo("system:node:a", ("system:nodes",))}
 DEPLOYMENT = {"kind": GroupVersionKind("apps", "v1", "Deployment")}
 
-OVER, BLOCKS = Refusal("over-quota", FORBIDDEN, SHORT), Refusal("over-quota", FORBIDDEN, NEVER)
-WRONG = Refusal("malformed", UNPROCESSABLE, MALFORMED)
-NO_PIN = Refusal("not-mutated", HTTPStatus.TOO_MANY_REQUESTS, NOT_HELD)
-NO_POOL = Refusal("not-mutated", HTTPStatus.TOO_MANY_REQUESTS, NOT_IN_POOL)
-BUSY = Refusal("busy", HTTPStatus.TOO_MANY_REQUESTS, f"{TOO_MANY.reason}; try again in 1 s")
-MAYBE = Refusal("busy", HTTPStatus.TOO_MANY_REQUESTS, f"{UNSURE.reason}; try again in 1 s")
-LOST = Refusal("ledger-lost", FORBIDDEN, f"exceeded quota: {LedgerLost('team-a', 5, 70)}")
-UNREADABLE = Refusal("unreadable-ledger", HTTPStatus.INTERNAL_SERVER_ERROR, DAMAGED)
+OVER, BLOCKS = Rejection("over-quota", FORBIDDEN, SHORT), Rejection("over-quota", FORBIDDEN, NEVER)
+WRONG = Rejection("malformed", UNPROCESSABLE, MALFORMED)
+NO_PIN = Rejection("not-mutated", HTTPStatus.TOO_MANY_REQUESTS, NOT_HELD)
+NO_POOL = Rejection("not-mutated", HTTPStatus.TOO_MANY_REQUESTS, NOT_IN_POOL)
+BUSY = Rejection("busy", HTTPStatus.TOO_MANY_REQUESTS, f"{TOO_MANY.reason}; try again in 1 s")
+MAYBE = Rejection("busy", HTTPStatus.TOO_MANY_REQUESTS, f"{UNSURE.reason}; try again in 1 s")
+LOST = Rejection("ledger-lost", FORBIDDEN, f"exceeded quota: {LedgerLost('team-a', 5, 70)}")
+UNREADABLE = Rejection("unreadable-ledger", HTTPStatus.INTERNAL_SERVER_ERROR, DAMAGED)
 
 CASES = [
     # Cases in which an enforced quota rejects the pod. A quota that is not enforced admits the pod with a warning.
     Case("malformed", BOTH, pod_of_cores(150, affinity=HELD), WRONG, ("", MALFORMED)),
-    Case("no pod", BOTH, [], Refusal("malformed", BAD_REQUEST, UNREAD), ("malformed", UNREAD)),
+    Case("no pod", BOTH, [], Rejection("malformed", BAD_REQUEST, UNREAD), ("malformed", UNREAD)),
     Case("over quota", MUTATE, MANY, OVER, ("pinned", "")),
     Case("over quota", VALIDATE, MANY, OVER, ("over-quota-allowed", SHORT)),
     Case("a blocked model", MUTATE, BLOCKED, BLOCKS, ("pinned", "")),
     Case("a blocked model", VALIDATE, BLOCKED, BLOCKS, ("over-quota-allowed", NEVER)),
-    Case("no model", MUTATE, WANTS_A100, Refusal("not-allowed", FORBIDDEN, NO_MODEL), ("unpinned", "")),
+    Case("no model", MUTATE, WANTS_A100, Rejection("not-allowed", FORBIDDEN, NO_MODEL), ("unpinned", "")),
     Case("not pinned to a model", VALIDATE, FLOATING, NO_PIN, ("unpinned", NOT_HELD)),
     Case("not restricted to the pools", VALIDATE, ELSEWHERE, NO_POOL, ("charged", NOT_IN_POOL)),
     # Cases in which a quota of any mode rejects the pod
-    Case("no uid", VALIDATE, vcuda_pod(metadata={}, affinity=HELD), Refusal("bad-request", BAD_REQUEST, NO_UID)),
-    Case("another kind", BOTH, SOME, Refusal("bad-request", BAD_REQUEST, NO_PODS), fields=DEPLOYMENT),
+    Case("no uid", VALIDATE, vcuda_pod(metadata={}, affinity=HELD), Rejection("bad-request", BAD_REQUEST, NO_UID)),
+    Case("another kind", BOTH, SOME, Rejection("bad-request", BAD_REQUEST, NO_PODS), fields=DEPLOYMENT),
     Case("too many charges", VALIDATE, SOME, BUSY, fault=TOO_MANY),
     Case("an unsure write", VALIDATE, SOME, MAYBE, fault=UNSURE),
     Case("a damaged ledger", BOTH, SOME, UNREADABLE, fault=UnreadableLedger(DAMAGED)),
@@ -159,9 +159,9 @@ class Told(NamedTuple):
     outcome: str
 
     @property
-    def refusal(self) -> Refusal:
+    def rejection(self) -> Rejection:
         status = self.response["status"]
-        return Refusal(self.outcome, HTTPStatus(status["code"]), status["message"])
+        return Rejection(self.outcome, HTTPStatus(status["code"]), status["message"])
 
 
 def service(
@@ -198,8 +198,8 @@ def test_the_answer_to_each_fault(case: Case, path: str, mode: Mode) -> None:
         assert told == ({"uid": "review-1", "allowed": True}, case.passes)
     elif case.enforced and (mode is Mode.ENFORCE or not any(case.lenient)):
         assert not told.response["allowed"]
-        assert told.refusal[:2] == case.enforced[:2]
-        assert told.refusal.message.startswith(case.enforced.message)
+        assert told.rejection[:2] == case.enforced[:2]
+        assert told.rejection.message.startswith(case.enforced.message)
         assert {"patch", "warnings"}.isdisjoint(told.response), "a rejection must not have a patch or a warning"
     else:
         outcome, warning = case.lenient
@@ -229,7 +229,7 @@ def test_every_fault_of_a_malformed_pod_is_a_cause_with_its_path() -> None:
 def test_a_rejection_lists_a_hundred_faults_and_their_number() -> None:
     wrong = pod(*[container({"tencent.com/vcuda-core": 150})] * 250)
     status = ask(Case("", (), wrong), "/mutate", Mode.ENFORCE).response["status"]
-    assert len(status["details"]["causes"]) == MOST_FAULTS + 1
+    assert len(status["details"]["causes"]) == MAX_FAULTS + 1
     assert status["message"].endswith("; 150 more faults are not listed")
 
 
@@ -333,9 +333,9 @@ def test_a_long_text_of_a_pod_is_cut_in_every_message_and_log_line(hostile: str,
     [call] = log.calls
     status = response.get("status", {})
     causes = status.get("details", {}).get("causes", ())
-    assert all(len(each["field"] + each["message"]) <= 2 * MOST_OF_FAULT + 99 for each in causes)
+    assert all(len(each["field"] + each["message"]) <= 2 * MAX_FAULT_LENGTH + 99 for each in causes)
     told = [status.get("message", ""), *response.get("warnings", ()), *map(str, call.kwargs.values())]
-    assert all(len(text) <= MOST_OF_MESSAGE + 40 for text in told)
+    assert all(len(text) <= MAX_TEXT_LENGTH + 40 for text in told)
     located = hostile.startswith(("a key", "a name", "a resource", "many resources"))
-    longest = MOST_OF_FAULT if located else MOST_OF_VALUE
+    longest = MAX_FAULT_LENGTH if located else MAX_VALUE_LENGTH
     assert all("x" * (longest + 1) not in text for text in told)

@@ -12,7 +12,7 @@ from tests.builders import Manifest
 from tests.quota_map import QUOTA
 from tests.violation_world import PERIOD, PODS, Cluster, Watched, crowded
 from vcuda.errors import ApiError, Conflict, HeldByBudget, NotFound, Unavailable, VcudaError
-from vcuda.kube.client import refusal
+from vcuda.kube.client import rejection
 
 
 @pytest.fixture
@@ -182,14 +182,14 @@ CAUSE = {"reason": "DisruptionBudget", "message": "The disruption budget pdb nee
 STATUS = {"message": "Cannot evict pod: it would violate the disruption budget.", "details": {"causes": [CAUSE]}}
 
 
-def test_an_eviction_that_a_budget_refuses_is_reported_and_retried(api: Cluster, watched: Watched) -> None:
-    api.refusal = refusal("POST /eviction", 429, json.dumps(STATUS).encode())
+def test_an_eviction_that_a_budget_rejects_is_reported_and_retried(api: Cluster, watched: Watched) -> None:
+    api.rejection = rejection("POST /eviction", 429, json.dumps(STATUS).encode())
     for after in (PERIOD, 0.0, 0.0):
         watched.look(after)
     assert api.evicted() == ["newest", "new"]
     assert watched.counted("evictions_total", outcome="budget") == 2
     assert ("newest", "EvictionPutOff") in api.told()
-    api.refusal = None
+    api.rejection = None
     watched.look(PERIOD)
     assert api.evicted() == ["newest", "new", "newest"]
 
@@ -202,7 +202,7 @@ BUSY = {"message": "busy", "details": {"retryAfterSeconds": 1}}
     [(STATUS, HeldByBudget), ({"message": "busy"}, Unavailable), (BUSY, Unavailable), ([], Unavailable)],
 )
 def test_only_a_429_with_a_budget_cause_counts_as_a_budget(body: object, kind: type[VcudaError]) -> None:
-    error = refusal("POST /eviction", 429, json.dumps(body).encode())
+    error = rejection("POST /eviction", 429, json.dumps(body).encode())
     assert type(error) is kind
     assert "(HTTP 429)" in str(error)
 
@@ -219,7 +219,7 @@ def test_only_a_429_with_a_budget_cause_counts_as_a_budget(body: object, kind: t
 def test_a_rejected_eviction_is_counted_and_not_reported(
     api: Cluster, watched: Watched, error: VcudaError, outcome: str
 ) -> None:
-    api.refusal = error
+    api.rejection = error
     watched.look(PERIOD)
     watched.look()
     assert watched.counted("evictions_total", outcome=outcome) == 2
@@ -237,12 +237,12 @@ def test_no_pod_is_evicted_if_the_pods_cannot_be_listed(api: Cluster, watched: W
 
 
 def test_a_rejected_event_is_not_retried_and_delays_nothing(api: Cluster) -> None:
-    def refused(*_: Any) -> bytes:
+    def rejected(*_: Any) -> bytes:
         raise ApiError(422, "metadata.name: too long")
 
-    api.deliver = Script(refused)
+    api.deliver = Script(rejected)
     watched = Watched(api)
-    assert sorted(watched.look()) == ["event refused", "reported a pod beyond its quota"]
+    assert sorted(watched.look()) == ["event rejected", "reported a pod beyond its quota"]
     assert watched.look() == []
 
 
@@ -255,7 +255,7 @@ def test_a_failed_check_of_a_namespace_is_retried(api: Cluster, lost: Delivery) 
         for _ in range(3):
             watched.watcher.reconciler.turn("team-a")
             assert watched.watcher.reconciler.queue.is_active("team-a")
-    assert logs[0]["event"] == "namespace not audited"
+    assert logs[0]["event"] == "violations not checked"
     assert [name for name, _ in api.told()] == ["new", "newest"]
 
 

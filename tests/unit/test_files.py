@@ -86,7 +86,7 @@ def test_a_file_without_a_quota_is_rejected(text: str, message: str, path: Path)
 
 
 @pytest.mark.parametrize("text", ["{", "team-a: {quota: {M40: -8}}", "team-a: {quota: {M40: 2024-13-45}}", "[" * 5000])
-def test_a_malformed_quota_file_is_refused(text: str, path: Path) -> None:
+def test_a_malformed_quota_file_is_rejected(text: str, path: Path) -> None:
     path.write_text(text)
     with pytest.raises(QuotaFault):
         read_quota(path)

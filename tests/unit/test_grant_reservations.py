@@ -29,7 +29,7 @@ def world() -> Iterator[ReservationWorld]:
         world.ask(B, CARDS)
         world.go_on()
         world.store_some()
-        world.settle()
+        world.recount()
         world.pass_by(end - 1 - world.time.now)
         world.reserve(A)
         assert world.ledger().reserved

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, strategies as st
 
-from controller.settle.grants import MOST_SECONDS, NOTICE_SECONDS, GrantFollower
+from controller.recount.grants import MAX_WAIT_SECONDS, NOTICE_SECONDS, GrantFollower
 from tests.api_double import ApiDouble
 from tests.builders import MODEL, held_to, nodes, pod_of_cores, quota_faults, review, vcuda_pod
 from tests.quota_map import store_quota
@@ -323,7 +323,7 @@ def test_the_report_has_the_parts_that_end_and_the_excess_after_that() -> None:
     assert (after.limit, after.used, after.available, after.grants) == (1, 2, 0, ())
 
 
-# Tests of the leader, which settles a namespace (recounts its ledger) when a grant begins or ends
+# Tests of the leader, which recounts the ledger of a namespace when a grant begins or ends
 
 
 class Followed:
@@ -335,32 +335,32 @@ class Followed:
         self.moment = moment
         quota = QuotaInformer(api.kube, QuotaPlace(), frozenset(), clock=lambda: self.moment)
         quota.reflector.relist()
-        self.settled: list[str] = []
-        self._follower = GrantFollower(quota, lambda: ["team-a", "team-b", "other"], self.settled.append)
+        self.recounted: list[str] = []
+        self._follower = GrantFollower(quota, lambda: ["team-a", "team-b", "other"], self.recounted.append)
 
     def look(self, moment: float) -> tuple[list[str], float | None]:
-        """Check the grants at a moment. Return the settled namespaces, and the seconds until the next check."""
+        """Check the grants at a moment. Return the recounted namespaces, and the seconds until the next check."""
         self.moment = moment
-        self.settled.clear()
+        self.recounted.clear()
         again = self._follower.reconcile("grants")
-        return self.settled[:], again
+        return self.recounted[:], again
 
 
 FOLLOWED = "{team-a: {grants: [{T4: 1, from: 2026-12-01, until: 2026-12-03}]}, team-b: {quota: {T4: 1}}}"
 
 
-def test_a_namespace_is_settled_when_its_grant_begins_is_about_to_end_and_ends() -> None:
+def test_a_namespace_is_recounted_when_its_grant_begins_is_about_to_end_and_ends() -> None:
     begin, end = at("2026-12-01", UTC), at("2026-12-04", UTC)
     followed = Followed(FOLLOWED, begin - 100)
-    assert followed.look(begin - 100) == ([], MOST_SECONDS)
+    assert followed.look(begin - 100) == ([], MAX_WAIT_SECONDS)
     assert followed.look(begin - 10) == ([], 10)
-    assert followed.look(begin) == (["team-a"], MOST_SECONDS)
+    assert followed.look(begin) == (["team-a"], MAX_WAIT_SECONDS)
     assert followed.look(end - NOTICE_SECONDS - 1) == ([], 1)
-    assert followed.look(end - NOTICE_SECONDS) == (["team-a"], MOST_SECONDS)
-    assert followed.look(end + 5) == (["team-a"], MOST_SECONDS)
+    assert followed.look(end - NOTICE_SECONDS) == (["team-a"], MAX_WAIT_SECONDS)
+    assert followed.look(end + 5) == (["team-a"], MAX_WAIT_SECONDS)
 
 
-def test_namespaces_with_grants_are_settled_when_the_clock_is_set_back() -> None:
+def test_namespaces_with_grants_are_recounted_when_the_clock_is_set_back() -> None:
     begin = at("2026-12-01", UTC)
     followed = Followed(FOLLOWED, begin)
     followed.look(begin + 5)

@@ -7,19 +7,19 @@ from contextlib import contextmanager
 import pytest
 import structlog
 
-from controller.refusals import CLAIM_REASON
+from controller.recount.labels import ENFORCED_LABEL, NamespaceLabels
+from controller.recount.publisher import Publisher
 from controller.retry.claim_retrier import ClaimRetrier
-from controller.retry.refused import (
-    LONGEST_UID,
-    MOST_OWNER_BYTES,
-    MOST_REFUSED,
+from controller.retry.rejected import (
+    MAX_OWNER_BYTES,
+    MAX_REJECTED,
+    MAX_UID_LENGTH,
     Owner,
-    RefusedOwner,
-    RefusedOwners,
-    refused_by_events,
+    RejectedOwner,
+    RejectedOwners,
+    rejected_by_events,
 )
-from controller.settle.labels import ENFORCED_LABEL, NamespaceLabels
-from controller.settle.publisher import Publisher
+from controller.seen_events import CLAIM_REASON
 from controller.ui.events import ReportedEvents
 from tests.api_double import ApiDouble
 from tests.builders import Manifest
@@ -65,27 +65,27 @@ def store_event(api: ApiDouble, name: str, /, **about: str) -> None:
     another_kind={"kind": "Nonsense", "name": "train", "uid": "1"},
     a_long_kind={"kind": LARGE, "name": "train", "uid": "1"},
     a_long_name={"kind": "Pod", "name": LARGE, "uid": "1"},
-    a_long_uid={"kind": "Pod", "name": "train", "uid": "u" * (LONGEST_UID + 1)},
+    a_long_uid={"kind": "Pod", "name": "train", "uid": "u" * (MAX_UID_LENGTH + 1)},
 )
 def test_an_event_about_an_impossible_object_is_skipped(api: ApiDouble, about: dict[str, str]) -> None:
     store_event(api, "forged", **about)
     store_event(api, "real", kind="Pod", name="train", uid="1")
-    assert [each.name for each in refused_by_events(api.kube, "team-a", CLAIM_REASON, ("Pod",))] == ["train"]
+    assert [each.name for each in rejected_by_events(api.kube, "team-a", CLAIM_REASON, ("Pod",))] == ["train"]
 
 
 def test_the_number_of_kept_objects_of_events_is_bounded(api: ApiDouble) -> None:
-    for number in range(MOST_REFUSED + 50):
+    for number in range(MAX_REJECTED + 50):
         store_event(api, f"{number}", kind="Pod", name=f"train-{number}", uid=f"{number}")
-    found = refused_by_events(api.kube, "team-a", CLAIM_REASON, ("Pod",))
-    assert len(found) == MOST_REFUSED
-    rest = refused_by_events(api.kube, "team-a", CLAIM_REASON, ("Pod",), leave_out={each.uid for each in found})
+    found = rejected_by_events(api.kube, "team-a", CLAIM_REASON, ("Pod",))
+    assert len(found) == MAX_REJECTED
+    rest = rejected_by_events(api.kube, "team-a", CLAIM_REASON, ("Pod",), leave_out={each.uid for each in found})
     assert len(rest) == 50
 
 
 def test_the_number_of_pods_read_per_increase_of_free_quota_is_bounded(
     api: ApiDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.retry.claim_retrier.MOST_WOKEN", 30)
+    monkeypatch.setattr("controller.retry.claim_retrier.MAX_WOKEN", 30)
     for number in range(50):
         store_event(api, f"{number}", kind="Pod", name=f"train-{number}", uid=f"{number}")
     retrier = ClaimRetrier(api.kube, lambda: True)
@@ -109,19 +109,19 @@ def test_a_message_of_a_megabyte_is_not_kept_by_the_page(api: ApiDouble) -> None
 # Tests of the memory that is kept for owners (the controllers of pods)
 
 
-def refused_owner(name: str, size: int) -> RefusedOwner:
-    return RefusedOwner(name, "2026-01-01T00:00:00Z", Owner(), size)
+def rejected_owner(name: str, size: int) -> RejectedOwner:
+    return RejectedOwner(name, "2026-01-01T00:00:00Z", Owner(), size)
 
 
 def test_large_owners_are_kept_within_the_bound_and_each_gets_a_turn() -> None:
-    size = MOST_OWNER_BYTES // 3
+    size = MAX_OWNER_BYTES // 3
     names = [f"train-{number}" for number in range(7)]
     judged = set[str]()
     looks = []
     for _ in range(3):
-        found = RefusedOwners(judged)
+        found = RejectedOwners(judged)
         for name in names:
-            found.add(refused_owner(name, size))
+            found.add(rejected_owner(name, size))
         looks.append(([each.path for each in found.owners], found.complete))
         judged |= {each.path for each in found.owners}
     assert looks == [
@@ -132,9 +132,9 @@ def test_large_owners_are_kept_within_the_bound_and_each_gets_a_turn() -> None:
 
 
 def test_an_owner_that_is_larger_than_the_bound_is_kept_alone() -> None:
-    found = RefusedOwners()
-    found.add(refused_owner("huge", 2 * MOST_OWNER_BYTES))
-    found.add(refused_owner("small", 1))
+    found = RejectedOwners()
+    found.add(rejected_owner("huge", 2 * MAX_OWNER_BYTES))
+    found.add(rejected_owner("small", 1))
     assert [each.path for each in found.owners] == ["huge"]
 
 
@@ -142,7 +142,7 @@ def test_large_workloads_are_all_finally_retried(api: ApiDouble) -> None:
     retried = Retried(api, owners=12)
     for manifest in api.objects.values():
         if "spec" in manifest:
-            manifest["spec"]["template"]["metadata"] = {"annotations": {"note": "x" * (MOST_OWNER_BYTES // 4)}}
+            manifest["spec"]["template"]["metadata"] = {"annotations": {"note": "x" * (MAX_OWNER_BYTES // 4)}}
     told = []
     for _ in range(5):
         retried.retrier.reconciler.turn("team-a")
@@ -162,7 +162,7 @@ def test_a_namespace_whose_workloads_cannot_be_listed_in_time_rests(api: ApiDoub
     api.list_pages = overdue  # type: ignore[method-assign, assignment]
     with structlog.testing.capture_logs() as logs:
         retried.retrier.reconciler.turn("team-a")
-    assert [line["event"] for line in logs] == ["refused workloads not listed in time"]
+    assert [line["event"] for line in logs] == ["rejected workloads not listed in time"]
     retried.queue.add("team-b")
     retried.now += 80
     assert retried.queue.next() == "team-b"

@@ -47,7 +47,7 @@ def test_the_next_start_of_an_api_server_has_its_own_grace(grace: AuthorizerGrac
         "this account may not patch configmaps",
     ],
 )
-def test_the_refusal_of_an_admission_plugin_never_passes_by_itself(grace: AuthorizerGrace, message: str) -> None:
+def test_the_rejection_of_an_admission_plugin_never_passes_by_itself(grace: AuthorizerGrace, message: str) -> None:
     assert not grace.covers(message)
 
 

@@ -48,9 +48,9 @@ def test_the_oldest_supported_version_and_newer_ones_log_no_warning(told: Any) -
     ],
 )
 def test_an_older_version_is_rejected_in_one_message_with_both_versions(told: Any, named: str) -> None:
-    with pytest.raises(UnsupportedVersion) as refused:
+    with pytest.raises(UnsupportedVersion) as rejected:
         check(told)
-    assert str(refused.value) == (
+    assert str(rejected.value) == (
         f"Kubernetes {named} at {SERVER} is older than v1.30, the oldest supported version. Upgrade the cluster first."
     )
 

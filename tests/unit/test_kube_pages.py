@@ -14,8 +14,8 @@ from vcuda.kube.pages import (
     AIM_BYTES,
     FIRST_PAGE,
     GROWTH,
-    MOST_OBJECT_BYTES,
-    MOST_PAGE_BYTES,
+    MAX_OBJECT_BYTES,
+    MAX_PAGE_BYTES,
     Pager,
     SkippedObject,
 )
@@ -95,8 +95,8 @@ def test_every_object_is_listed_once_and_no_page_exceeds_the_bound(sizes: list[i
     server = Server(*sizes)
     assert server.listed() == [*range(len(sizes))]
     of_several = [size for limit, size in zip(server.asked, server.read, strict=True) if limit > 1]
-    assert max([0, *of_several]) <= MOST_PAGE_BYTES
-    assert max([0, *server.read]) <= MOST_OBJECT_BYTES
+    assert max([0, *of_several]) <= MAX_PAGE_BYTES
+    assert max([0, *server.read]) <= MAX_OBJECT_BYTES
     assert all(1 <= limit <= 500 for limit in server.asked)
 
 
@@ -152,11 +152,11 @@ def test_a_server_that_does_not_answer_is_called_once() -> None:
 
 
 def test_an_object_that_is_too_large_is_named_and_left_out_or_ends_the_list() -> None:
-    sizes = [KIB, MOST_OBJECT_BYTES + 1, KIB]
+    sizes = [KIB, MAX_OBJECT_BYTES + 1, KIB]
     skipped: list[SkippedObject] = []
     assert Server(*sizes).listed(skip=skipped.append) == [0, 2]
     assert skipped == [("team-a", "pod-1")]
-    with pytest.raises(TooLarge, match=f"LIST /pods: team-a/pod-1 has more than {MOST_OBJECT_BYTES} bytes"):
+    with pytest.raises(TooLarge, match=f"LIST /pods: team-a/pod-1 has more than {MAX_OBJECT_BYTES} bytes"):
         Server(*sizes).listed()
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from tests.api_double import ApiDouble
 from tests.tables import cases
 from vcuda.kube import Backoff, Reflector
-from vcuda.kube.metrics import MOST_SHOWN, unread_objects
+from vcuda.kube.metrics import MAX_SHOWN, unread_objects
 
 
 @cases(
@@ -38,11 +38,11 @@ def test_the_metric_names_at_most_ten_unread_objects_of_a_watch() -> None:
         raise MemoryError
 
     api = ApiDouble()
-    for number in range(MOST_SHOWN + 1):
+    for number in range(MAX_SHOWN + 1):
         name = f"pod-{number:02}"
         api.post("/api/v1/namespaces/a/pods", msgspec.json.encode({"metadata": {"namespace": "a", "name": name}}))
     reflector: Reflector[None] = Reflector(api.kube, "/api/v1/pods", fail)
     reflector.relist()
     samples = [each.labels for each in unread_objects({"pods": reflector}).samples]
-    assert len(samples) == MOST_SHOWN
+    assert len(samples) == MAX_SHOWN
     assert samples[0] == {"resource": "pods", "namespace": "a", "name": "pod-00"}

@@ -19,8 +19,8 @@ from webhook.ledger.ledgers import PutOff, RetryLater
 
 @pytest.fixture(autouse=True)
 def few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "MOST_QUICK", 2)
-    monkeypatch.setattr(turns, "MOST_SLOW", 1)
+    monkeypatch.setattr(turns, "MAX_QUICK", 2)
+    monkeypatch.setattr(turns, "MAX_SLOW", 1)
 
 
 class Lists:
@@ -88,7 +88,7 @@ def test_any_other_error_is_raised_and_frees_the_turn(lists: Lists) -> None:
 
 
 def test_slow_namespaces_are_remembered_within_a_bound(lists: Lists, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "MOST_REMEMBERED", 3)
+    monkeypatch.setattr(turns, "MAX_REMEMBERED", 3)
     for number in range(5):
         lists.make(f"large-{number}", 5)
     lists.made.clear()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from controller.settle.labels import ENFORCED_LABEL, PROBE_POLICY, NamespaceLabels
+from controller.recount.labels import ENFORCED_LABEL, PROBE_POLICY, NamespaceLabels
 from tests.api_double import ApiDouble
 from tests.quota_map import store_quota
 from tests.tables import cases

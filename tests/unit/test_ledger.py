@@ -1,4 +1,4 @@
-"""Tests of the ledger of a namespace, and of settling (recounting the ledger from the stored objects)."""
+"""Tests of the ledger of a namespace, and of recounting the ledger (from the stored objects)."""
 
 import msgspec
 import pytest
@@ -6,19 +6,19 @@ from hypothesis import given, strategies as st
 
 from tests.tables import cases
 from vcuda.ledger.ledger import (
-    MOST_PENDING,
-    MOST_TERMINATING,
+    MAX_PENDING,
+    MAX_TERMINATING,
     Admitted,
     Ledger,
     Pending,
-    Refused,
+    Rejected,
     Terminating,
     TooManyPending,
     admit,
     charges_by_model,
     is_older,
 )
-from vcuda.ledger.settle import Expired, ObservedClaims, ObservedPods, is_counted_before, settle
+from vcuda.ledger.recount import Expired, ObservedClaims, ObservedPods, is_counted_before, recount
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage, total
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(200, 1000)})
@@ -49,7 +49,7 @@ def test_a_charge_is_added_to_the_pending_charges() -> None:
     "ledger",
     the_quota_has_room=held(1),
     the_quota_is_full_since=held(8),
-    the_ledger_has_too_many_pending_charges_since=held(MOST_PENDING, Pending("M40", Charge(1, 1))),
+    the_ledger_has_too_many_pending_charges_since=held(MAX_PENDING, Pending("M40", Charge(1, 1))),
 )
 def test_a_charged_uid_is_admitted_again_and_charged_once(ledger: Ledger) -> None:
     """The API server may call the webhook twice for the same pod."""
@@ -61,7 +61,7 @@ def test_a_charged_uid_is_admitted_again_and_charged_once(ledger: Ledger) -> Non
 def test_committed_and_pending_count_alike() -> None:
     full = granted(Ledger({"M40": Charge(500)}, pending={"a": CARD, "b": CARD}))
     assert full.usage.used == Charge(800, 0, 300)
-    assert isinstance(admit(full.ledger, "other", CARD, QUOTA, enforced=True), Refused)
+    assert isinstance(admit(full.ledger, "other", CARD, QUOTA, enforced=True), Rejected)
 
 
 @cases(
@@ -72,11 +72,11 @@ def test_committed_and_pending_count_alike() -> None:
     a_model_that_is_not_listed=(Ledger(), Pending("V100", Charge(1, 1)), Limit(0)),
     memory=(held(3, SHARE), Pending("A100", Charge(1, 101)), Limit(200, 1000)),
     the_limit_was_lowered_below_what_is_used=(Ledger({"M40": Charge(10_000)}), CARD, Limit(800)),
-    too_many_pending_charges_too=(held(MOST_PENDING), CARD, Limit(800)),
+    too_many_pending_charges_too=(held(MAX_PENDING), CARD, Limit(800)),
 )
 def test_a_rejection_has_every_figure(ledger: Ledger, asked: Pending, limit: Limit) -> None:
     decision = admit(ledger, "new", asked, QUOTA, enforced=True)
-    assert decision == Refused(Shortage(asked.model, asked.charge, ledger.usage(asked.model), limit))
+    assert decision == Rejected(Shortage(asked.model, asked.charge, ledger.usage(asked.model), limit))
 
 
 @pytest.mark.parametrize("model", ["M40", "P100", "V100"])
@@ -150,7 +150,7 @@ OTHER = {"A100": Charge(9)}
 
 
 @cases(
-    "ledger, view, absent, settled",
+    "ledger, view, absent, recounted",
     stored=(Ledger({}, "5", A), ObservedPods("7", ONE, {"a"}), "", Ledger(ONE, "7")),
     stored_and_deleted=(Ledger({}, "5", A), ObservedPods("7", {}, {"a"}), "", Ledger({}, "7")),
     not_stored_yet=(Ledger(ONE, "5", A), ObservedPods("7", {}, ()), "", Ledger({}, "7", A)),
@@ -161,10 +161,10 @@ OTHER = {"A100": Charge(9)}
     a_view_of_the_same_version=(Ledger(TWO, "5"), ObservedPods("5", ONE, ()), "", Ledger(ONE, "5")),
     never_counted_before=(Ledger({}, ""), ObservedPods("1", ONE, ()), "", Ledger(ONE, "1")),
 )
-def test_a_settled_ledger_counts_stored_pods_and_keeps_pending_charges(
-    ledger: Ledger, view: ObservedPods, absent: str, settled: Ledger
+def test_a_recounted_ledger_counts_stored_pods_and_keeps_pending_charges(
+    ledger: Ledger, view: ObservedPods, absent: str, recounted: Ledger
 ) -> None:
-    assert settle(ledger, view, Expired(absent)) == settled
+    assert recount(ledger, view, Expired(absent)) == recounted
 
 
 RAN = Terminating("M40", CARD.charge, 600)
@@ -176,7 +176,7 @@ UNWATCHED = Ledger(ONE, "7", {}, {"M40@5": UNSEEN})
 
 
 @cases(
-    "ledger, view, ended, settled",
+    "ledger, view, ended, recounted",
     its_charge_was_committed=(Ledger(ONE, "5"), ObservedPods("7", {}, {"a"}, {"a": RAN}), "", TORN),
     its_charge_was_pending=(Ledger({}, "5", A), ObservedPods("7", {}, {"a"}, {"a": RAN}), "", TORN),
     it_is_not_charged_twice=(TORN, ObservedPods("9", ONE, "a", {"a": RAN}), "", Ledger(ONE, "9", {}, {"a": RAN})),
@@ -188,36 +188,36 @@ UNWATCHED = Ledger(ONE, "7", {}, {"M40@5": UNSEEN})
     the_pod_had_ended=(Ledger(TWO, "5"), ObservedPods("7", ONE, "a", since="5"), "", Ledger(ONE, "7")),
 )
 def test_a_deleted_pod_that_may_still_run_stays_charged(
-    ledger: Ledger, view: ObservedPods, ended: str, settled: Ledger
+    ledger: Ledger, view: ObservedPods, ended: str, recounted: Ledger
 ) -> None:
-    assert settle(ledger, view, Expired(ended=ended)) == settled
-    assert settle(settled, view, Expired(ended=ended)).terminating == settled.terminating
+    assert recount(ledger, view, Expired(ended=ended)) == recounted
+    assert recount(recounted, view, Expired(ended=ended)).terminating == recounted.terminating
 
 
 def test_at_most_512_vanished_pods_are_kept_by_uid_and_the_others_stay_committed() -> None:
     """Under a quota that only warns, the number of pods is not limited, so any number of them may vanish."""
-    vanished = {f"uid-{number}": RAN for number in range(MOST_TERMINATING + 3)}
-    settled = settle(Ledger({}, "5"), ObservedPods("7", ONE, vanished.keys(), vanished))
-    assert len(settled.terminating) == MOST_TERMINATING
-    assert settled.committed == {"M40": Charge(400, 0, 400)}
+    vanished = {f"uid-{number}": RAN for number in range(MAX_TERMINATING + 3)}
+    recounted = recount(Ledger({}, "5"), ObservedPods("7", ONE, vanished.keys(), vanished))
+    assert len(recounted.terminating) == MAX_TERMINATING
+    assert recounted.committed == {"M40": Charge(400, 0, 400)}
 
 
 CLAIMED = Ledger(ONE, "5", A, {}, "", TWO, "6")
 
 
 @cases(
-    "claims, settled",
+    "claims, recounted",
     stored=(ObservedClaims("8", ONE, {"a"}), Ledger(ONE, "7", {}, {}, "", ONE, "8")),
     one_deleted_one_not_stored_yet=(ObservedClaims("8", {}, ()), Ledger(ONE, "7", A, {}, "", {}, "8")),
     an_older_view_changes_neither_count=(ObservedClaims("5", {}, {"a"}), CLAIMED),
     nothing_new=(ObservedClaims("6", TWO, ()), CLAIMED),
     no_view_of_claims=(None, CLAIMED),
 )
-def test_claims_are_counted_at_their_own_version(claims: ObservedClaims | None, settled: Ledger) -> None:
-    assert settle(CLAIMED, ObservedPods("7", ONE, (), claims=claims)) == settled
-    assert settle(settled, ObservedPods("4", {}, {"a"}, claims=ObservedClaims("99", {}, {"a"}))) == settled
-    assert settled.usage("M40").used == total((*settled.committed.values(), *settled.claimed.values())) + total(
-        each.charge for each in settled.pending.values()
+def test_claims_are_counted_at_their_own_version(claims: ObservedClaims | None, recounted: Ledger) -> None:
+    assert recount(CLAIMED, ObservedPods("7", ONE, (), claims=claims)) == recounted
+    assert recount(recounted, ObservedPods("4", {}, {"a"}, claims=ObservedClaims("99", {}, {"a"}))) == recounted
+    assert recounted.usage("M40").used == total((*recounted.committed.values(), *recounted.claimed.values())) + total(
+        each.charge for each in recounted.pending.values()
     )
 
 
@@ -238,14 +238,14 @@ def test_a_count_is_as_old_as_the_older_of_its_parts(ledger: Ledger, *, before: 
 )
 def test_without_changes_nothing_is_written(ledger: Ledger, view: ObservedPods) -> None:
     """A leader that was suspended may have an old view of the pods: with deleted pods, and without new pods."""
-    assert settle(ledger, view, Expired({"z"})) is ledger
+    assert recount(ledger, view, Expired({"z"})) is ledger
 
 
 def test_a_count_from_before_an_edit_of_the_quota_is_renewed_even_if_it_is_equal() -> None:
     """The write records the quota's new version. Otherwise every replica would count the pods by itself."""
     ledger, view = Ledger(ONE, "5", A), ObservedPods("7", ONE, ())
-    assert settle(ledger, view, counted_since="6") == Ledger(ONE, "7", A)
-    assert settle(ledger, view, counted_since="5") is ledger
+    assert recount(ledger, view, counted_since="6") == Ledger(ONE, "7", A)
+    assert recount(ledger, view, counted_since="5") is ledger
 
 
 @pytest.mark.parametrize(
@@ -278,29 +278,29 @@ VIEWS = st.builds(
 def test_a_charge_that_is_neither_seen_nor_proven_absent_stays(
     ledger: Ledger, view: ObservedPods, absent: frozenset[str]
 ) -> None:
-    settled = settle(ledger, view, Expired(absent))
+    recounted = recount(ledger, view, Expired(absent))
     stale = view.is_older(ledger)
     claims = view.claims or ObservedClaims("", ledger.claimed, ())
     released = absent if stale else absent | set(view.seen) | set(claims.seen)
-    assert settled.pending == {uid: each for uid, each in ledger.pending.items() if uid not in released}
-    assert settled.committed == (ledger.committed if stale else view.committed)
-    assert settled.claimed == (ledger.claimed if stale else claims.committed)
-    assert settled.terminating.keys() >= ledger.terminating.keys() | (set() if stale else view.vanished.keys())
+    assert recounted.pending == {uid: each for uid, each in ledger.pending.items() if uid not in released}
+    assert recounted.committed == (ledger.committed if stale else view.committed)
+    assert recounted.claimed == (ledger.claimed if stale else claims.committed)
+    assert recounted.terminating.keys() >= ledger.terminating.keys() | (set() if stale else view.vanished.keys())
 
 
 @given(ledger=LEDGERS, views=st.lists(VIEWS, max_size=5))
 def test_the_count_never_reverts_to_an_older_version(ledger: Ledger, views: list[ObservedPods]) -> None:
     for view in views:
-        settled = settle(ledger, view)
-        assert not is_older(settled.pod_resource_version, ledger.pod_resource_version)
-        assert not is_older(settled.claim_resource_version, ledger.claim_resource_version)
-        ledger = settled
+        recounted = recount(ledger, view)
+        assert not is_older(recounted.pod_resource_version, ledger.pod_resource_version)
+        assert not is_older(recounted.claim_resource_version, ledger.claim_resource_version)
+        ledger = recounted
 
 
 @given(ledger=LEDGERS, view=VIEWS, absent=SOME)
-def test_settling_twice_equals_settling_once(ledger: Ledger, view: ObservedPods, absent: frozenset[str]) -> None:
-    """A repeated `settle` must change nothing, or two leaders would write forever. It must not modify its argument."""
+def test_recounting_twice_equals_recounting_once(ledger: Ledger, view: ObservedPods, absent: frozenset[str]) -> None:
+    """A repeated `recount` must change nothing, or two leaders would write forever. It must not modify its argument."""
     before = msgspec.json.encode(ledger)
-    once = settle(ledger, view, Expired(absent))
-    assert settle(once, view, Expired(absent)) is once
+    once = recount(ledger, view, Expired(absent))
+    assert recount(once, view, Expired(absent)) is once
     assert msgspec.json.encode(ledger) == before

@@ -19,7 +19,7 @@ from tests.quota_map import QUOTA
 from tests.replicas import CARD, LEDGER, POD, Clock, Replica, asked, kinds, together
 from tests.waiting import PATIENT
 from vcuda.errors import Unavailable
-from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused
+from vcuda.ledger.ledger import MAX_PENDING, Admitted, Ledger, Pending, Rejected
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.requests.resources import GpuResources
 from webhook.ledger.ledgers import PutOff
@@ -92,7 +92,7 @@ def test_a_call_that_is_repeated_after_its_charge_was_released_is_charged_again(
     assert isinstance(replica.charge("a", dry_run=True), PutOff)
 
 
-def test_a_refusal_is_confirmed_by_one_fresh_read(api: ApiDouble, replica: Replica) -> None:
+def test_a_rejection_is_confirmed_by_one_fresh_read(api: ApiDouble, replica: Replica) -> None:
     """The controller may have released charges since the replica read the ledger."""
     for uid in "abcd":
         replica.charge(uid)
@@ -108,8 +108,8 @@ def test_a_refusal_is_confirmed_by_one_fresh_read(api: ApiDouble, replica: Repli
     assert replica.uids() == ["e"]
 
 
-def test_a_group_with_a_refusal_is_decided_again_as_a_whole(api: ApiDouble, replica: Replica, other: Replica) -> None:
-    """If one charge of a group is refused, those that fit the remembered ledger are decided again too."""
+def test_a_group_with_a_rejection_is_decided_again_as_a_whole(api: ApiDouble, replica: Replica, other: Replica) -> None:
+    """If one charge of a group is rejected, those that fit the remembered ledger are decided again too."""
     replica.charge("a")
     other.charge("x", charge=Charge(200, 0, 200))
     decisions = together(api, replica, asked("b"), [asked("c"), asked("d", charge=Charge(300, 0, 300))])
@@ -120,7 +120,7 @@ def test_a_group_with_a_refusal_is_decided_again_as_a_whole(api: ApiDouble, repl
 def test_too_many_pending_charges_are_busy_and_not_remembered(replica: Replica) -> None:
     quota = NamespaceQuota({"M40": Limit(10_000)})
     share = Pending("M40", Charge(1, 1))
-    crowded = Ledger(pending={f"uid-{number}": share for number in range(MOST_PENDING)})
+    crowded = Ledger(pending={f"uid-{number}": share for number in range(MAX_PENDING)})
     replica.charge("a", quota=quota)
     replica.store.write("team-a", crowded, replica.store.open("team-a"))
     assert kinds(replica.charge("b", quota=quota) for _ in range(2)) == ["RetryLater", "RetryLater"]
@@ -133,7 +133,7 @@ def test_a_ledger_that_does_not_exist_yet_is_not_remembered(api: ApiDouble, repl
     assert isinstance(replica.charge("a", dry_run=True), Admitted)
     assert LEDGER not in api.objects
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 400}))
-    assert isinstance(replica.charge("b"), Refused)
+    assert isinstance(replica.charge("b"), Rejected)
 
 
 def test_a_deleted_ledger_is_recreated_at_once(api: ApiDouble, replica: Replica) -> None:
@@ -162,7 +162,7 @@ def test_pods_from_the_time_without_a_quota_count_even_if_the_ledger_stayed(
     )
     api.forget_calls()
     assert isinstance(asked.charge("c", counted_since=edited), PutOff)
-    assert api.calls == ["GET", "LIST", "LIST", "GET"], "expected LISTs for the refusal only"
+    assert api.calls == ["GET", "LIST", "LIST", "GET"], "expected LISTs for the rejection only"
 
 
 def test_nothing_is_decided_while_a_due_count_fails(api: ApiDouble, replica: Replica) -> None:
@@ -196,7 +196,7 @@ def test_a_dry_run_is_decided_and_writes_nothing(api: ApiDouble, replica: Replic
         replica.charge("x")
     before = dict(api.objects)
     decisions = [replica.charge(str(cores), charge=Charge(cores, 0, cores), dry_run=True) for cores in (300, 500)]
-    assert kinds(decisions) == ["Admitted", "Refused"]
+    assert kinds(decisions) == ["Admitted", "Rejected"]
     assert api.objects == before
 
 

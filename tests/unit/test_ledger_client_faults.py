@@ -101,7 +101,7 @@ def test_a_write_that_lands_late_after_another_was_made_changes_nothing(api: Api
     assert replica.uids() == ["x", "a", "b", "c"]
 
 
-def test_the_last_card_is_not_refused_to_the_pod_that_has_it(api: ApiDouble, replica: Replica) -> None:
+def test_the_last_card_is_not_rejected_to_the_pod_that_has_it(api: ApiDouble, replica: Replica) -> None:
     """The write got no answer. The ledger is full, but already has the uid of this pod."""
     replica.charge("x", charge=Charge(300, 0, 300))
     api.deliver = Script(lost_reply)
@@ -109,7 +109,7 @@ def test_the_last_card_is_not_refused_to_the_pod_that_has_it(api: ApiDouble, rep
 
 
 @pytest.mark.parametrize("delivery", [lost_reply, lost_request])
-def test_a_write_that_cannot_be_checked_admits_and_refuses_nothing(
+def test_a_write_that_cannot_be_checked_admits_and_rejects_nothing(
     api: ApiDouble, replica: Replica, delivery: Callable[..., bytes]
 ) -> None:
     replica.charge("x")

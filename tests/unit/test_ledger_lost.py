@@ -9,18 +9,18 @@ import pytest
 
 from tests.api_double import ApiDouble, Delivery, Script, delivered, lost_reply, lost_request, preceded_by
 from tests.builders import LABELS, stored_pod
+from tests.recounting import ONE, PENDING, TWO, Recounting
 from tests.replicas import LEDGER, POD, Clock, Replica, kinds
-from tests.settling import ONE, PENDING, TWO, Settling
 from vcuda.errors import LedgerLost, UnreadableLedger
 from vcuda.kube import LedgerStore
-from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, Admitted, Ledger
+from vcuda.ledger.ledger import MARGIN_SECONDS, RESERVATION_SECONDS, Admitted, Ledger
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.terms import STORABLE_SECONDS
 
 MARK = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-ledger-opened.team-a"
 TEAM = "/api/v1/namespaces/team-a"
 
-LOST_SECONDS = STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS
+LOST_SECONDS = STORABLE_SECONDS + RESERVATION_SECONDS + MARGIN_SECONDS
 """The number of seconds after which a lost ledger may be opened, so that it admits pods again.
 
 It includes one lease, because a replica that does not know of the loss may still admit from its reservation.
@@ -167,7 +167,7 @@ def test_a_ledger_restored_to_an_older_version_is_lost(
     assert all(is_lost(each, clock) for each in (replica, other))
     clock.pass_by(LOST_SECONDS)
     assert isinstance(replica.charge("e", deadline=clock.now + 5), Admitted)
-    assert replica.uids() == ["a", "e"], "the charges of the restored ledger stay until it is settled"
+    assert replica.uids() == ["a", "e"], "the charges of the restored ledger stay until it is recounted"
 
 
 @pytest.mark.parametrize("writes", [0, 1], ids=["before the ledger was created", "before its mark was created"])
@@ -224,26 +224,26 @@ def test_a_replica_that_saw_a_newer_version_long_ago_does_not_report_a_loss(
 
 
 def test_the_leader_recreates_a_lost_ledger_if_there_are_pods(api: ApiDouble, replica: Replica, clock: Clock) -> None:
-    settling = Settling(api, replica, Ledger({"M40": TWO}), stored_pod({"tencent.com/vcuda-core": 100}))
+    recounting = Recounting(api, replica, Ledger({"M40": TWO}), stored_pod({"tencent.com/vcuda-core": 100}))
     api.remove(LEDGER)
-    settling.relist()
+    recounting.relist()
     with pytest.raises(LedgerLost) as lost:
-        settling.settle()
+        recounting.recount()
     clock.pass_by(lost.value.left)
-    settling.settle()
+    recounting.recount()
     assert replica.store.read("team-a").ledger.committed == {"M40": ONE}
 
 
 def test_while_a_ledger_is_lost_the_report_has_the_usage_and_the_rest_as_reserved(
     api: ApiDouble, replica: Replica, clock: Clock
 ) -> None:
-    settling = Settling(api, replica, Ledger({"M40": TWO}), stored_pod({"tencent.com/vcuda-core": 100}))
+    recounting = Recounting(api, replica, Ledger({"M40": TWO}), stored_pod({"tencent.com/vcuda-core": 100}))
     api.remove(LEDGER)
-    settling.relist()
+    recounting.relist()
     figures: list[tuple[bool, float, float, float | None]] = []
     for seconds in (LOST_SECONDS, 0):
-        settling.settler.reconciler.turn("team-a")
-        reports, settling.reports = settling.reports, []
+        recounting.recounter.reconciler.turn("team-a")
+        reports, recounting.reports = recounting.reports, []
         figures += [
             (use.ledger_lost, m40.used, m40.reserved, m40.available) for use in reports if use for m40 in use.models
         ]
@@ -254,24 +254,24 @@ def test_while_a_ledger_is_lost_the_report_has_the_usage_and_the_rest_as_reserve
 # Tests of ledgers that a user deletes
 
 
-def asked_to_go(api: ApiDouble, settling: Settling) -> None:
+def asked_to_go(api: ApiDouble, recounting: Recounting) -> None:
     api.kube.delete(LEDGER)
-    settling.relist()
+    recounting.relist()
 
 
 def test_a_deleted_ledger_serves_until_nothing_is_pending_and_is_then_recreated(
     api: ApiDouble, replica: Replica
 ) -> None:
-    settling = Settling(api, replica, PENDING)
-    asked_to_go(api, settling)
-    settling.settle()
+    recounting = Recounting(api, replica, PENDING)
+    asked_to_go(api, recounting)
+    recounting.recount()
     assert isinstance(replica.charge("b"), Admitted)
     assert replica.uids() == ["uid-1", "b"]
-    settling.relist()
-    settling.settle()
-    settling.later(500)
-    settling.relist()
-    settling.settle()
+    recounting.relist()
+    recounting.recount()
+    recounting.later(500)
+    recounting.relist()
+    recounting.recount()
     assert not api.objects.keys() & {LEDGER, MARK}
     assert isinstance(replica.charge("c"), Admitted), "at once, because nothing was charged in it"
 
@@ -279,12 +279,12 @@ def test_a_deleted_ledger_serves_until_nothing_is_pending_and_is_then_recreated(
 def test_a_deleted_damaged_ledger_is_removed_when_none_of_its_pods_can_be_stored(
     api: ApiDouble, replica: Replica
 ) -> None:
-    settling = Settling(api, replica, Ledger({"M40": TWO}))
+    recounting = Recounting(api, replica, Ledger({"M40": TWO}))
     api.store(LEDGER, {**api.objects[LEDGER], "data": {"ledger": "{"}})
-    asked_to_go(api, settling)
+    asked_to_go(api, recounting)
     for later, there in ((0, True), (LOST_SECONDS - 1, True), (2, False)):
-        settling.later(later)
+        recounting.later(later)
         with pytest.raises(UnreadableLedger):
-            settling.settle()
+            recounting.recount()
         assert (LEDGER in api.objects) is there
     assert isinstance(replica.charge("a"), Admitted), "at once"

@@ -12,8 +12,8 @@ import structlog
 
 from tests.api_double import ApiDouble, Delivery, Late, Script, delivered, lost_reply, lost_request, preceded_by
 from tests.builders import stored_pod
+from tests.recounting import NOBODY, Recounting
 from tests.replicas import LEDGER, POD, Clock, Replica, kinds
-from tests.settling import NOBODY, Settling
 from tests.unit.test_ledger_lost import LOST_SECONDS, MARK, is_lost
 from vcuda.errors import LedgerLost, Unavailable
 from vcuda.ledger.ledger import Admitted, Ledger
@@ -38,11 +38,11 @@ def test_the_first_pod_of_a_namespace_is_admitted_at_once_by_six_calls(api: ApiD
         assert api.calls == [*OPENING, "PUT"]
 
 
-def test_a_refusal_also_opens_the_ledger(api: ApiDouble, replica: Replica) -> None:
+def test_a_rejection_also_opens_the_ledger(api: ApiDouble, replica: Replica) -> None:
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 400}))
-    assert kinds(replica.charge(uid) for uid in "ab") == ["Refused"] * 2
+    assert kinds(replica.charge(uid) for uid in "ab") == ["Rejected"] * 2
     listed = ["LIST", "LIST"]
-    assert api.calls == [*OPENING, *listed, "GET", *listed], "each refusal counts the stored objects"
+    assert api.calls == [*OPENING, *listed, "GET", *listed], "each rejection counts the stored objects"
 
 
 def test_reads_and_dry_runs_create_no_ledger(api: ApiDouble, replica: Replica) -> None:
@@ -172,38 +172,38 @@ def test_a_suspended_deletion_leaves_the_mark_of_a_newer_ledger(
 
 
 def test_a_mark_that_could_not_be_deleted_is_deleted_later(api: ApiDouble, replica: Replica) -> None:
-    settling = Settling(api, replica, Ledger({}, "103"), document=NOBODY)
-    settling.settle()
-    settling.later(LOST_SECONDS)
+    recounting = Recounting(api, replica, Ledger({}, "103"), document=NOBODY)
+    recounting.recount()
+    recounting.later(LOST_SECONDS)
     api.deliver = at_call(3, lost_request)
     with pytest.raises(Unavailable):
-        settling.settle()
+        recounting.recount()
     assert api.objects.keys() & {LEDGER, MARK} == {MARK}
-    settling.relist()
-    settling.settle()
+    recounting.relist()
+    recounting.recount()
     assert MARK not in api.objects
 
 
 # Tests of how the leader handles a closed ledger
 
 
-def closed(api: ApiDouble, replica: Replica) -> Settling:
-    """Return the leader's settling loop for a namespace whose new ledger is still closed."""
-    settling = Settling(api, replica, document='{"team-a": {"quota": {"M40": 4}}}')
+def closed(api: ApiDouble, replica: Replica) -> Recounting:
+    """Return the leader's recounting loop for a namespace whose new ledger is still closed."""
+    recounting = Recounting(api, replica, document='{"team-a": {"quota": {"M40": 4}}}')
     api.deliver = at_call(2, lost_request, lost_request, *[lost_request] * 1000)
     with pytest.raises(Unavailable):
         replica.store.open("team-a")
     api.deliver = delivered
-    settling.relist()
+    recounting.relist()
     api.forget_calls()
-    return settling
+    return recounting
 
 
 def test_the_leader_leaves_a_closed_ledger_to_the_replica_that_creates_it(api: ApiDouble, other: Replica) -> None:
-    settling = closed(api, other)
+    recounting = closed(api, other)
     with structlog.testing.capture_logs() as logs:
-        settling.settler.reconciler.turn("team-a")
-        assert settling.full_resync() == []
+        recounting.recounter.reconciler.turn("team-a")
+        assert recounting.full_resync() == []
     assert (api.calls, logs) == ([], [])
     assert isinstance(other.charge("a"), Admitted)
 
@@ -215,9 +215,9 @@ def test_the_leader_opens_a_ledger_that_stays_closed(
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 400}))
     leader.relist()
     with pytest.raises(LedgerLost):
-        leader.settle()
+        leader.recount()
     clock.pass_by(LOST_SECONDS)
-    leader.settle()
+    leader.recount()
     stored = other.store.read("team-a")
     assert (stored.ledger.lost, stored.ledger.committed) == (None, {"M40": FOUR})
     assert MARK in api.objects
@@ -229,16 +229,16 @@ def test_a_closed_ledger_without_a_limit_is_deleted_when_that_is_safe(
     replica.charge("a", deadline=clock.now + 1)
     api.remove(LEDGER)
     assert is_lost(replica, clock)
-    leader = Settling(api, replica, document=NOBODY)
+    leader = Recounting(api, replica, document=NOBODY)
     for seconds in (LOST_SECONDS - 2, 2):
         with pytest.raises(LedgerLost):
-            leader.settle()
+            leader.recount()
         clock.pass_by(seconds)
     for _ in range(2):
-        leader.settle()
+        leader.recount()
         leader.relist()
         leader.later(LOST_SECONDS)
-    leader.settle()
+    leader.recount()
     assert not api.objects.keys() & {LEDGER, MARK}
     assert isinstance(replica.charge("b", deadline=clock.now + 5), Admitted), (
         "at once, because nothing was charged in it"

@@ -6,7 +6,7 @@ import pytest
 from tests.builders import LABELS, MODEL, nodes
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import FULL, LOST, Ledger, Pending, Reservation, Terminating
-from vcuda.ledger.report import MOST_PODS, ModelUse, NamespaceUse, PodUse
+from vcuda.ledger.report import MAX_REPORTED_PODS, ModelUse, NamespaceUse, PodUse
 from vcuda.ledger.reporting import FULL_WARNING, report
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
@@ -136,11 +136,15 @@ def test_a_pod_that_has_ended_uses_nothing(model: str | None) -> None:
 
 
 def test_a_published_report_stays_small_and_the_metrics_count_all() -> None:
-    many = [holder(f"pod-{number:04}") for number in range(MOST_PODS + 7)]
+    many = [holder(f"pod-{number:04}") for number in range(MAX_REPORTED_PODS + 7)]
     m40 = used(Ledger(), *many).models[0]
-    assert (len(m40.pods), m40.more_pods, m40.pods[-1].name) == (MOST_PODS, 7, f"pod-{MOST_PODS - 1:04}")
+    assert (len(m40.pods), m40.more_pods, m40.pods[-1].name) == (
+        MAX_REPORTED_PODS,
+        7,
+        f"pod-{MAX_REPORTED_PODS - 1:04}",
+    )
     unpinned = [msgspec.structs.replace(pod, model=None) for pod in many]
     whole = used(Ledger(), *unpinned)
     published = whole.shortened()
-    assert (len(whole.unpinned), whole.more_unpinned) == (MOST_PODS + 7, 0)
-    assert (len(published.unpinned), published.more_unpinned) == (MOST_PODS, 7)
+    assert (len(whole.unpinned), whole.more_unpinned) == (MAX_REPORTED_PODS + 7, 0)
+    assert (len(published.unpinned), published.more_unpinned) == (MAX_REPORTED_PODS, 7)

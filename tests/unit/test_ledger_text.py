@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from tests.tables import cases
-from vcuda.ledger.ledger import MOST_PENDING, Ledger, Pending, Terminating
+from vcuda.ledger.ledger import MAX_PENDING, Ledger, Pending, Terminating
 from vcuda.ledger.text import read_ledger, write_ledger
 from vcuda.quota.model import Charge, total
-from vcuda.quota.terms import MOST_SHARES
-from vcuda.requests.pod_request import MOST_UNITS
+from vcuda.quota.terms import MAX_CARD_SHARES
+from vcuda.requests.pod_request import MAX_UNITS
 
 ANY_PARTS = st.builds(Fraction, st.integers(0, 10**6), st.sampled_from((1, 2, 3, 6, 7, 8, 14, 42, 47, 10_000)))
 ANY_CORES = st.integers(0, 800) | ANY_PARTS
@@ -38,12 +38,14 @@ def test_a_ledger_is_read_back_as_it_was_written(ledger: Ledger) -> None:
     assert read_ledger(write_ledger(ledger)) == ledger
 
 
-LARGEST = Charge(MOST_UNITS * MOST_UNITS, MOST_UNITS * MOST_UNITS, MOST_UNITS * MOST_UNITS)
+LARGEST = Charge(MAX_UNITS * MAX_UNITS, MAX_UNITS * MAX_UNITS, MAX_UNITS * MAX_UNITS)
 """At least the charge of one container, by the largest amounts that tenants can write."""
 
 
-@given(st.lists(st.integers(1, MOST_SHARES), max_size=MOST_SHARES), st.integers(1, 10**6), st.integers(1, 15_000))
-@example([*range(1, MOST_SHARES + 1)], 10**6, 15_000)
+@given(
+    st.lists(st.integers(1, MAX_CARD_SHARES), max_size=MAX_CARD_SHARES), st.integers(1, 10**6), st.integers(1, 15_000)
+)
+@example([*range(1, MAX_CARD_SHARES + 1)], 10**6, 15_000)
 def test_the_largest_sums_that_tenants_can_cause_are_read_back(parts: list[int], pods: int, containers: int) -> None:
     """The charges of MIG profiles and shares have fractions, so a sum can have their common denominator."""
     fractions = [Charge(Fraction(100, part), 0, Fraction(100, part)) for part in parts]
@@ -65,7 +67,7 @@ def test_a_uid_is_read_back_literally(made: uuid.UUID) -> None:
 def test_a_ledger_stays_small_with_as_many_pending_as_there_may_be(shapes: int, bytes_: int) -> None:
     """The sizes are bytes of the ConfigMap's JSON, with escaped quotes. Writes become slow from 20 kB on."""
     pending = {
-        str(uuid.uuid4()): Pending("M40", Charge(100 + number % shapes, 512, 0)) for number in range(MOST_PENDING)
+        str(uuid.uuid4()): Pending("M40", Charge(100 + number % shapes, 512, 0)) for number in range(MAX_PENDING)
     }
     ledger = Ledger({f"model-{number}": Charge(800, 4096, 800) for number in range(8)}, "123456789", pending)
     assert len(json.dumps(write_ledger(ledger))) < bytes_

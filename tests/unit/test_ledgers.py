@@ -9,7 +9,7 @@ from hypothesis import example, given, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from tests.replicas import Clock
-from vcuda.ledger.ledger import Admitted, Refused
+from vcuda.ledger.ledger import Admitted, Rejected
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
 from webhook.ledger.ledgers import CHOICE_SECONDS, ChargeRequest, Decision, MemoryLedgers, RecentChoices
 
@@ -66,7 +66,7 @@ class Admissions(RuleBasedStateMachine):
             if not demand.dry_run:
                 self.admitted[demand.uid] = demand
         else:
-            assert isinstance(decision, Refused)
+            assert isinstance(decision, Rejected)
             assert demand.quota.mode is Mode.ENFORCE
             assert not fits
 
@@ -84,7 +84,7 @@ class Admissions(RuleBasedStateMachine):
 
     @rule(demand=demands)
     def repeat(self, demand: ChargeRequest) -> None:
-        """Repeat a request. An admitted pod must be admitted again. A refused request is decided again."""
+        """Repeat a request. An admitted pod must be admitted again. A rejected request is decided again."""
         if demand.uid in self.admitted:
             assert isinstance(self.decide(demand), Admitted)
         else:

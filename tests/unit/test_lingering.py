@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from controller.claim_holds import MOST_USERS_OF_LOSS, ClaimHolds
-from controller.lingering import MOST, MOST_OF_NAMESPACE, PRUNE_SECONDS, FullUntil, Lingering
-from controller.pods import MOST_GONE, REMEMBER_GONE_SECONDS, GoneUids, PodInformer
+from controller.claim_holds import MAX_USERS_OF_LOSS, ClaimHolds
+from controller.lingering import MAX_ENTRIES, MAX_PER_NAMESPACE, PRUNE_SECONDS, FullUntil, Lingering
+from controller.pods import MAX_GONE, REMEMBER_GONE_SECONDS, GoneUids, PodInformer
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, MODEL, nodes
 from tests.replicas import Clock
@@ -18,7 +18,7 @@ from vcuda.allocations.stored_pods import Allocation, StoredPod
 from vcuda.claims.digest import PackedDigest
 from vcuda.claims.objects import AllocatedDevice
 from vcuda.ledger.ledger import Ledger
-from vcuda.ledger.settle import settle
+from vcuda.ledger.recount import recount
 from vcuda.quota.model import Charge, Limit, fits
 from vcuda.quota.values import MAX_CARDS, MAX_MEMORY
 
@@ -73,7 +73,7 @@ def lose(holds: ClaimHolds, claim: StoredClaim) -> None:
 
 def is_full(watch: PodInformer, namespace: str) -> bool:
     """Return True if the next count of a namespace leaves no room under the largest limits, for any model."""
-    ledger = settle(Ledger(), watch.observed(namespace, NODES))
+    ledger = recount(Ledger(), watch.observed(namespace, NODES))
     largest = Limit(MAX_CARDS * 100), Limit(None, MAX_MEMORY, 1), Limit(MAX_CARDS * 100, MAX_MEMORY)
     used = [ledger.usage(model).used for model in NODES.models]
     return not any(fits(limit, each, Charge(1, 1)) for limit in largest for each in used)
@@ -109,10 +109,10 @@ def test_a_hundred_thousand_lost_claims_without_a_quota_are_kept_within_a_bound(
 def test_a_namespace_with_too_many_forced_deletions_is_full_until_its_last_pod_has_ended(api: ApiDouble) -> None:
     clock = Clock()
     watch = watch_of_pods(api, clock)
-    for number in range(MOST_OF_NAMESPACE):
+    for number in range(MAX_PER_NAMESPACE):
         delete(watch, running_pod(number, "team-a", grace=200 if number == 7 else 60))
     assert not is_full(watch, "team-a")
-    delete(watch, running_pod(MOST_OF_NAMESPACE, "team-a", grace=60))
+    delete(watch, running_pod(MAX_PER_NAMESPACE, "team-a", grace=60))
     assert is_full(watch, "team-a")
     assert not is_full(watch, "team-b")
     clock.now += 199
@@ -125,7 +125,7 @@ def test_a_namespace_with_too_many_lost_claims_is_full(api: ApiDouble) -> None:
     clock = Clock()
     watch = watch_of_pods(api, clock)
     holds = ClaimHolds(watch, clock.monotonic)
-    for number in range(MOST_OF_NAMESPACE + 1):
+    for number in range(MAX_PER_NAMESPACE + 1):
         assert not is_full(watch, "team-a")
         lose(holds, allocated_claim(number, "team-a"))
     clock.now += MAX_TERMINATING - 1
@@ -139,7 +139,7 @@ def test_very_many_claims_whose_pods_have_ended_do_not_fill_their_namespace(api:
     clock = Clock()
     watch = watch_of_pods(api, clock)
     holds = ClaimHolds(watch, clock.monotonic)
-    lost = [allocated_claim(number, "team-a", users=1) for number in range(5 * MOST_OF_NAMESPACE)]
+    lost = [allocated_claim(number, "team-a", users=1) for number in range(5 * MAX_PER_NAMESPACE)]
     for number, claim in enumerate(lost):
         [user] = claim.users
         pod = msgspec.structs.replace(running_pod(number, "team-a", grace=300), uid=user, live=number % 100 == 0)
@@ -156,9 +156,9 @@ def test_at_the_bound_of_all_namespaces_the_largest_becomes_full_and_the_others_
     full = FullUntil(clock.monotonic)
     kept = Lingering[int](clock.monotonic, full)
     kept.add("team-a", "0", 0, clock.now + 60)
-    for number in range(MOST):
+    for number in range(MAX_ENTRIES):
         kept.add(f"team-{number % 8}" if number % 9 else "large", f"{number}", number, clock.now + 60)
-    assert len(kept.all()) < MOST
+    assert len(kept.all()) < MAX_ENTRIES
     assert full.of("large") == clock.now + 60
     assert kept.within("team-a") == {"0": 0}
 
@@ -176,10 +176,10 @@ def test_ended_deletions_of_all_namespaces_are_forgotten() -> None:
 
 def test_uids_of_deleted_objects_are_kept_within_a_bound_and_the_oldest_are_forgotten() -> None:
     gone = GoneUids(Clock().monotonic)
-    for number in range(MOST_GONE + 1):
+    for number in range(MAX_GONE + 1):
         gone.add("first" if number == 0 else "team-a", f"{number}")
     assert not gone.within("first")
-    assert len(gone.within("team-a")) == MOST_GONE
+    assert len(gone.within("team-a")) == MAX_GONE
 
 
 def test_the_uid_of_an_object_whose_deletion_is_reported_twice_is_kept_until_the_last_report_is_forgotten() -> None:
@@ -196,7 +196,7 @@ def test_the_uid_of_an_object_whose_deletion_is_reported_twice_is_kept_until_the
     assert not gone.within("team-a")
 
 
-@cases("users", unknown=0, few=MOST_USERS_OF_LOSS, many=256)
+@cases("users", unknown=0, few=MAX_USERS_OF_LOSS, many=256)
 def test_a_lost_claim_counts_as_in_use_for_the_longest_grace_period(api: ApiDouble, users: int) -> None:
     """The watch of pods has shown none of the users."""
     clock = Clock()

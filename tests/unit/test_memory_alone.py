@@ -20,7 +20,7 @@ from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Shortage, Us
 from vcuda.quota.preference import Rule
 from vcuda.requests.config import parse_config
 from vcuda.requests.pod_request import read_request
-from webhook.ledger.leases import Demand, plan
+from webhook.ledger.reservations import Demand, plan
 
 GIB = 1024
 CARD = Charge(100, 0, 100)
@@ -34,9 +34,9 @@ def quota_of(text: str, models: str = ROWS) -> Quota:
 
 
 def faults(text: str, models: str = ROWS) -> list[str]:
-    with pytest.raises(QuotaFault) as refused:
+    with pytest.raises(QuotaFault) as rejected:
         quota_of(text, models)
-    return [str(fault) for fault in refused.value.faults]
+    return [str(fault) for fault in rejected.value.faults]
 
 
 def test_a_limit_on_memory_alone_has_the_memory_of_one_card() -> None:

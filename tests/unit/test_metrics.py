@@ -56,7 +56,7 @@ def test_rejected_creates_are_counted_by_reason_and_by_namespace_if_not_everybod
 
 
 def test_namespaces_with_rejections_are_counted_separately_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "MOST_REJECTIONS", 2)
+    monkeypatch.setattr(metrics, "MAX_REJECTIONS", 2)
     found = Metrics()
     found.rejections.named = True
     for namespace in ("a", "x" * 64, "b", "c", "a"):

@@ -12,16 +12,16 @@ from tests.builders import LABELS, held_to, vcuda_pod, view
 from tests.tables import cases
 from vcuda.allocations.stored_pods import read_stored
 from vcuda.claims.request import read_claim
-from vcuda.ledger.ledger import Admitted, Ledger, Pending, Refused, admit
+from vcuda.ledger.ledger import Admitted, Ledger, Pending, Rejected, admit
 from vcuda.ledger.reporting import report
 from vcuda.ledger.text import read_ledger, write_ledger
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.placement import find_candidates
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, total
+from vcuda.requests.bypasses import find_bypasses
 from vcuda.requests.config import parse_config
 from vcuda.requests.mig import PROFILE, TABLES, MigTable
 from vcuda.requests.pod_request import read_request
-from vcuda.requests.refusals import find_refusals
 from vcuda.requests.resources import BUILT_IN, WHOLE_CARD, GpuResources
 from vcuda.requests.runtime_devices import RuntimeClasses
 
@@ -170,7 +170,7 @@ def test_seven_slices_are_one_card_and_a_quota_admits_no_eighth() -> None:
         assert isinstance(last, Admitted)
         stored = read_ledger(write_ledger(last.ledger))
         assert stored.usage("A100").used.cores == 100 * cards
-        assert isinstance(admit(stored, "more", Pending("A100", charge), quota, enforced=True), Refused)
+        assert isinstance(admit(stored, "more", Pending("A100", charge), quota, enforced=True), Rejected)
 
 
 def test_no_usage_looks_smaller_than_it_is() -> None:
@@ -179,10 +179,10 @@ def test_no_usage_looks_smaller_than_it_is() -> None:
     quota = NamespaceQuota({"A100": Limit(100)})
     [use] = report("team-a", quota, ledger, [], Nodes(LABELS)).models
     assert (use.used, use.pending, use.available) == (0.86, 0.15, 0.14)
-    refused = admit(ledger, "v", Pending("A100", Charge(2 * SEVENTH)), quota, enforced=True)
-    assert isinstance(refused, Refused)
+    rejected = admit(ledger, "v", Pending("A100", Charge(2 * SEVENTH)), quota, enforced=True)
+    assert isinstance(rejected, Rejected)
     figures = "requested: 0.29 cards, used: 0.86 (0.15 pending), limited: 1, 0.15 more needed"
-    assert figures in refused.shortage.sentence("team-a")
+    assert figures in rejected.shortage.sentence("team-a")
 
 
 @pytest.mark.parametrize("profile", ["8g.80gb", "1g.7gb", "3c.4g.20gb", "odd"])
@@ -203,11 +203,11 @@ def test_a_pod_may_not_use_a_model_that_lacks_its_profile() -> None:
     assert "`A30: {mig: {slices: 7, memory: 8}, memory: 80Gi}`" in found.excluded["A30"]
 
 
-def test_an_unknown_profile_is_refused_with_lines_for_the_quota_config_map() -> None:
+def test_an_unknown_profile_is_rejected_with_lines_for_the_quota_config_map() -> None:
     manifest = view(vcuda_pod({f"{PROFILE}5g.40gb": 1}))
-    [refusal] = find_refusals(manifest, read_request(manifest), BUILT_IN, RuntimeClasses())
-    assert refusal.path == f"spec.containers[0].resources.limits[{PROFILE}5g.40gb]"
-    assert refusal.message == (
+    [rejection] = find_bypasses(manifest, read_request(manifest), BUILT_IN, RuntimeClasses())
+    assert rejection.path == f"spec.containers[0].resources.limits[{PROFILE}5g.40gb]"
+    assert rejection.message == (
         "unknown MIG profile 5g.40gb. Ask your administrator to add a line to `gpu_models` in the quota ConfigMap: "
         "`MODEL: {mig: {slices: 7, memory: 8}, memory: 80Gi}` with the slices and the memory of one card, or to "
         "`gpu_units`: `nvidia.com/mig-5g.40gb: {cards: 0.5}`"

@@ -9,12 +9,12 @@ import structlog
 from controller.discover.doubts import EVENT_SECONDS, REASON, RENEWAL_SECONDS
 from controller.discover.model_labels import (
     ALL,
+    BETTER_SOURCE_SECONDS,
     HELD_SECONDS,
     LOOK_SECONDS,
     PERIOD_SECONDS,
     REST_SECONDS,
     REWRITE_SECONDS,
-    SETTLING_SECONDS,
     UNCHANGED_SECONDS,
     ModelLabels,
 )
@@ -206,7 +206,7 @@ UNKNOWN = {"allocatable": {"nvidia.com/gpu": "4"}}
 
 def test_the_label_of_a_cloud_is_used_if_no_other_source_appears_within_a_minute(labeller: Labeller) -> None:
     labeller.store(node(CLOUD))
-    labeller.look(SETTLING_SECONDS - 1)
+    labeller.look(BETTER_SOURCE_SECONDS - 1)
     assert labeller.label is None
     labeller.look()
     assert labeller.metadata["labels"][MODEL] == "NVIDIA-T4"
@@ -224,7 +224,7 @@ def test_a_source_that_appears_within_a_minute_has_precedence_over_the_cloud(lab
 def test_a_node_that_offers_a_gpu_and_has_no_model_is_reported_after_a_minute(labeller: Labeller) -> None:
     """The programs that name the model of a new node may start after the device plugin."""
     labeller.store(node(UNKNOWN))
-    labeller.look(SETTLING_SECONDS - 1)
+    labeller.look(BETTER_SOURCE_SECONDS - 1)
     assert (labeller.doubts(), labeller.events()) == ({}, [])
     labeller.look()
     [event] = labeller.events()

@@ -63,10 +63,10 @@ def test_a_pod_is_pinned_to_the_first_model_with_room() -> None:
     assert answer.patch[0]["path"] == "/spec/affinity"
 
 
-# Tests of pods that are refused
+# Tests of pods that are rejected
 
 
-def refusal(answer: AdmissionResponse) -> tuple[str, HTTPStatus, str]:
+def rejection(answer: AdmissionResponse) -> tuple[str, HTTPStatus, str]:
     assert not answer.allowed
     assert (answer.patch, answer.warnings) == ((), ())
     return answer.outcome, answer.status, answer.message
@@ -76,7 +76,7 @@ def test_a_rejection_names_all_models_if_none_has_room() -> None:
     answer = mutated(vcuda_pod({"tencent.com/vcuda-core": 300}), {"M40": 700, "P100": 100})
     m40 = "M40 in namespace team-a, requested: 3 cards, used: 7 (0 pending), limited: 8, 2 more needed"
     p100 = "P100 in namespace team-a, requested: 3 cards, used: 1 (0 pending), limited: 2, can never fit"
-    assert refusal(answer) == ("over-quota", HTTPStatus.FORBIDDEN, f"exceeded quota: {m40}; {p100}")
+    assert rejection(answer) == ("over-quota", HTTPStatus.FORBIDDEN, f"exceeded quota: {m40}; {p100}")
     assert answer.model == "M40"
 
 
@@ -118,7 +118,7 @@ def test_a_pod_that_can_never_fit_is_rejected_without_a_count() -> None:
 
 def test_a_quota_without_a_model_rejects_every_pod() -> None:
     message = "namespace team-a may use no GPU model: its quota lists none"
-    assert refusal(mutated(vcuda_pod(), quota=NamespaceQuota({}))) == ("not-allowed", HTTPStatus.FORBIDDEN, message)
+    assert rejection(mutated(vcuda_pod(), quota=NamespaceQuota({}))) == ("not-allowed", HTTPStatus.FORBIDDEN, message)
 
 
 # Tests of quotas that are not enforced

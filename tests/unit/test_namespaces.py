@@ -13,7 +13,7 @@ from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from webhook.ledger.cluster_ledgers import ClusterLedgers
 from webhook.ledger.ledgers import (
     IDLE_SECONDS,
-    MOST_NAMESPACES,
+    MAX_KNOWN_NAMESPACES,
     TOO_MANY_NAMESPACES,
     ByNamespace,
     ChargeRequest,
@@ -95,11 +95,11 @@ def test_without_the_api_server_nothing_is_admitted(cluster: mock.Mock, monkeypa
 def test_the_least_recently_used_namespace_is_forgotten_at_the_bound_and_all_when_idle(clock: Clock) -> None:
     kept = ByNamespace(lambda namespace: [namespace], clock.monotonic)
     first, second = kept["0"], kept["1"]
-    for number in range(2, MOST_NAMESPACES):
+    for number in range(2, MAX_KNOWN_NAMESPACES):
         assert kept[str(number)]
     assert kept["0"] is first
     assert kept["one more"]
-    assert (len(kept.values()), kept["0"] is first, kept["1"] is second) == (MOST_NAMESPACES, True, False)
+    assert (len(kept.values()), kept["0"] is first, kept["1"] is second) == (MAX_KNOWN_NAMESPACES, True, False)
     clock.now += IDLE_SECONDS + 1
     assert kept["0"] is not first
     assert len(kept.values()) == 1
@@ -107,7 +107,7 @@ def test_the_least_recently_used_namespace_is_forgotten_at_the_bound_and_all_whe
 
 def test_the_number_of_namespaces_with_choices_is_bounded() -> None:
     choices = RecentChoices(clock=lambda: 0.0)
-    for number in range(MOST_NAMESPACES + 1):
+    for number in range(MAX_KNOWN_NAMESPACES + 1):
         choices.add(f"team-{number}", "M40", Charge(100))
     assert choices.on_top_of({}, "team-0") == {}, "a forgotten choice may only influence later choices"
     assert choices.on_top_of({}, "team-9")
@@ -117,7 +117,7 @@ def test_the_number_of_ledgers_in_memory_is_bounded_and_none_is_evicted() -> Non
     ledgers = MemoryLedgers()
 
     async def charge() -> None:
-        for number in range(MOST_NAMESPACES):
+        for number in range(MAX_KNOWN_NAMESPACES):
             await ledgers.charge(of_cards(f"team-{number}"))
         assert await ledgers.charge(of_cards("one-more")) is TOO_MANY_NAMESPACES
         assert await ledgers.usage("team-0")

@@ -13,7 +13,7 @@ from tests.both_calls import Webhook, patched
 from tests.builders import LABELS, MODEL, Manifest, container, held_to, pod, policy_for, vcuda_pod, view
 from tests.tables import cases
 from vcuda.k8s_types import Node, Toleration
-from vcuda.placement.node_states import MOST_TAINTS, NodeAvailability, NodeStates, Taint, read_state
+from vcuda.placement.node_states import MAX_TAINTS, NodeAvailability, NodeStates, Taint, read_state
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.placement import find_candidates
 from vcuda.quota.document import parse_quota
@@ -206,7 +206,7 @@ def test_taints_are_tolerated_by_the_rules_of_kubernetes() -> None:
 
 def test_a_pod_with_many_tolerations_is_judged_by_a_number_of_steps_that_is_counted_first() -> None:
     counted: list[int] = []
-    states = NodeStates({Taint(f"k{number}"): 1 for number in range(MOST_TAINTS)})
+    states = NodeStates({Taint(f"k{number}"): 1 for number in range(MAX_TAINTS)})
     tolerations = [{"key": f"k{number}", "operator": "Exists"} for number in range(1000)]
     pod = view(vcuda_pod({GPU: 1}, tolerations=tolerations))
     nodes = Nodes.of({"n": {MODEL: "A100"}}, LABELS)
@@ -229,7 +229,7 @@ def test_the_number_of_different_taints_is_bounded() -> None:
     taints = {name: frozenset(Taint(f"{name}-{number}") for number in range(50)) for name in names[:10]}
     taints |= dict.fromkeys(names[10:], frozenset([Taint(GPU)]))
     states = NodeStates.of(names, {name: NodeAvailability(each) for name, each in taints.items()})
-    assert len(states.tainted) == MOST_TAINTS + 1
+    assert len(states.tainted) == MAX_TAINTS + 1
     assert states.take(None) & 0xFFF == 0
     assert states.take((Toleration(operator="Exists"),)) & 0xFFF == 0xFFF
     assert states.take((Toleration(GPU, "Exists"),)) & 0xFFF == 0xC00

@@ -1,4 +1,4 @@
-"""Tests that docs/architecture.md lists in order the modules that run for a new pod and in a turn of the settler."""
+"""Tests that docs/architecture.md lists in order the modules that run for a new pod and in a turn of the recounter."""
 
 import asyncio
 import base64
@@ -12,8 +12,8 @@ import structlog
 
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, review, vcuda_pod
+from tests.recounting import PENDING, Recounting
 from tests.replicas import Replica
-from tests.settling import PENDING, Settling
 from tests.traced import modules_of
 from vcuda.admission_review import AdmissionReview
 from vcuda.placement.nodes import Nodes
@@ -57,6 +57,6 @@ def test_the_modules_of_a_create_are_documented_in_their_order(api: ApiDouble) -
     assert modules_of(lambda: create(second, "second")) == documented("The modules of a create")
 
 
-def test_the_modules_of_a_turn_of_the_settler_are_documented_in_their_order(api: ApiDouble, replica: Replica) -> None:
-    settling = Settling(api, replica, PENDING)
-    assert modules_of(settling.take_turn) == documented("The modules of a turn of the settler")
+def test_the_modules_of_a_turn_of_the_recounter_are_documented_in_their_order(api: ApiDouble, replica: Replica) -> None:
+    recounting = Recounting(api, replica, PENDING)
+    assert modules_of(recounting.take_turn) == documented("The modules of a turn of the recounter")

@@ -47,13 +47,13 @@ def pod(image: str = "vcuda-quota:1", **status: Any) -> Json:
 class Installed(Cluster):
     """A cluster with a healthy installation. ``pages``: the pages of the webhook's replicas, by pod and page.
 
-    ``refused``: the refusals of requests whose path contains the key.
+    ``rejected``: the rejections of requests whose path contains the key.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.pages: dict[str, bytes | VcudaError] = {}
-        self.refused: dict[str, VcudaError] = {}
+        self.rejected: dict[str, VcudaError] = {}
         self.probe: VcudaError | None = Forbidden(403, f"denied the request: {CALLED}")
         self.policy: VcudaError | None = Forbidden(403, "ValidatingAdmissionPolicy 'in-effect.quota.vcuda.io' denied")
         self.store("/version", {})
@@ -113,9 +113,9 @@ class Installed(Cluster):
         self.store(f"{LEDGERS}/{name}", {"metadata": {"name": name, "labels": labels}, "data": {"ledger": text}})
 
     def get(self, path: str, _params: object = None, timeout: float = 10) -> bytes:
-        for part, refusal in self.refused.items():
+        for part, rejection in self.rejected.items():
             if part in path:
-                raise refusal
+                raise rejection
         if "/proxy/" not in path:
             return super().get(path, timeout=timeout)
         found = self.pages[path.removeprefix(f"{SYSTEM}/pods/https:vcuda-webhook-").replace(":8443/proxy", "")]
@@ -125,8 +125,8 @@ class Installed(Cluster):
 
     def post(self, path: str, body: bytes, params: object = None, timeout: float = 10) -> bytes:
         assert (params, json.loads(body)["metadata"]["name"]) == ({"dryRun": "All"}, PROBE)
-        if refusal := self.probe if path.startswith("/api/v1/namespaces/kube-system/") else self.policy:
-            raise refusal
+        if rejection := self.probe if path.startswith("/api/v1/namespaces/kube-system/") else self.policy:
+            raise rejection
         return self.get("/version", timeout=timeout)
 
 
@@ -290,15 +290,15 @@ def test_a_fault_has_one_line_that_says_what_to_do(
 
 
 @cases(
-    "refused, check",
+    "rejected, check",
     policies=("/validatingadmissionpolicies/", "registration"),
     pods_proxy=("/proxy/", "webhook"),
     lease=("/leases/", "controller"),
     images=("/cronjobs/", "versions"),
     secret=("/secrets/", "certificates"),
 )
-def test_what_cannot_be_read_is_unknown_and_no_guess_is_shown(api: Installed, refused: str, check: str) -> None:
-    api.refused[refused] = Forbidden(403, "is forbidden: no permission")
+def test_what_cannot_be_read_is_unknown_and_no_guess_is_shown(api: Installed, rejected: str, check: str) -> None:
+    api.rejected[rejected] = Forbidden(403, "is forbidden: no permission")
     found = [each for each in findings(1) if each["state"] != "ok"]
     assert {(each["check"], each["state"]) for each in found} == {(check, "unknown")}
     assert all("no permission" in each["text"] and "this permission" in each["action"] for each in found)
@@ -323,7 +323,7 @@ def test_an_unexplained_failure_of_the_probe_is_unknown(api: Installed) -> None:
 
 
 def test_a_cluster_that_does_not_answer_ends_the_command(api: Installed) -> None:
-    api.refused["/version"] = Unavailable("connection refused")
+    api.rejected["/version"] = Unavailable("connection refused")
     told = run("doctor")
     assert (told.exit_code, told.stdout, "connection refused" in told.stderr) == (1, "", True)
 

@@ -33,11 +33,11 @@ PINNED = "would be pinned to M40"
     ("answer", "verdict"),
     [
         ({"pinned_to": None}, (0, "admitted", "", "no GPU quota applies", [])),
-        ({"refusal": ApiError(403, OVER)}, (1, "refused", "", f"{OVER} (HTTP 403)", [])),
+        ({"rejection": ApiError(403, OVER)}, (1, "rejected", "", f"{OVER} (HTTP 403)", [])),
         ({"warnings": (Choice("M40", ROOM).forecast,)}, (0, "admitted", "M40", f"{PINNED}: {ROOM}", [])),
         ({"warnings": (NEARLY,)}, (0, "admitted", "M40", PINNED, [NEARLY])),
     ],
-    ids=["no quota applies", "refused", "the reason for the model", "another warning"],
+    ids=["no quota applies", "rejected", "the reason for the model", "another warning"],
 )
 def test_the_answer_of_the_cluster_is_in_the_data(
     cluster: Cluster, manifest: Path, answer: dict[str, Any], verdict: tuple[object, ...]
@@ -50,13 +50,13 @@ def test_the_answer_of_the_cluster_is_in_the_data(
     assert (result.exit_code, *fields, result.stderr) == (*verdict, "")
 
 
-@pytest.mark.parametrize("refusal", [Unavailable("timed out"), ApiError(401, "Unauthorized")])
+@pytest.mark.parametrize("rejection", [Unavailable("timed out"), ApiError(401, "Unauthorized")])
 def test_a_cluster_without_the_webhook_is_an_error_and_no_rejection(
-    cluster: Cluster, manifest: Path, refusal: VcudaError
+    cluster: Cluster, manifest: Path, rejection: VcudaError
 ) -> None:
-    cluster.refusal = refusal
+    cluster.rejection = rejection
     result = explain(manifest, vcuda_pod())
-    assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"Error: {refusal}\n")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"Error: {rejection}\n")
 
 
 def test_warnings_of_the_cluster_are_printed_with_the_table(cluster: Cluster, manifest: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_rejection_is_explained_by_charged_pods_that_are_not_created(
 ) -> None:
     figures = {"model": "M40", "limit": 8, "used": 8, "pending": 6, "available": 0, "unstored": unstored}
     cluster.publish("team-a", figures)
-    cluster.refusal = ApiError(403, "exceeded quota: M40 in namespace team-a, requested: 1 card")
+    cluster.rejection = ApiError(403, "exceeded quota: M40 in namespace team-a, requested: 1 card")
     shown = explain(manifest, vcuda_pod(), output="table").stderr
     assert ("charged to pods that are not created (6 of M40)" in shown) is bool(unstored)
 
@@ -168,13 +168,13 @@ def test_a_rejection_of_a_pod_that_exists_is_said_to_be_about_a_second_pod(
 ) -> None:
     cluster.store("/api/v1/namespaces/team-a/pods/train-0", vcuda_pod())
     of_shares = vcuda_pod() if at_the_probe else {**vcuda_pod(), "spec": {"containers": [container()]}}
-    cluster.refusal = ApiError(403, OVER)
+    cluster.rejection = ApiError(403, OVER)
     (row,) = json.loads(explain(manifest, of_shares).stdout)
-    assert (row["decision"], OVER in row["reason"], row["warnings"]) == ("refused", True, [EXISTS])
+    assert (row["decision"], OVER in row["reason"], row["warnings"]) == ("rejected", True, [EXISTS])
 
 
 def test_a_rejected_pod_whose_name_is_invalid_stays_rejected(cluster: Cluster, manifest: Path) -> None:
-    cluster.refusal = ApiError(422, "metadata.name: Invalid value")
+    cluster.rejection = ApiError(422, "metadata.name: Invalid value")
     named = {**vcuda_pod(), "metadata": {**vcuda_pod()["metadata"], "name": "a/b"}}
     (row,) = json.loads(explain(manifest, named).stdout)
-    assert (row["decision"], row["warnings"]) == ("refused", [])
+    assert (row["decision"], row["warnings"]) == ("rejected", [])

@@ -100,8 +100,8 @@ def test_an_unreadable_template_is_reported_and_no_admission(cluster: Cluster, m
 
 
 def test_the_claims_of_a_rejected_pod_are_not_sent(cluster: Cluster, manifest: Path) -> None:
-    cluster.refusal = ApiError(403, OVER)
-    assert [row["decision"] for row in told(manifest, CLAIMING)] == ["refused"]
+    cluster.rejection = ApiError(403, OVER)
+    assert [row["decision"] for row in told(manifest, CLAIMING)] == ["rejected"]
 
 
 @cases("served, reason", kubernetes_1_33=(False, NOT_SERVED), no_such_namespace=(True, "no namespace (HTTP 404)"))
@@ -110,9 +110,9 @@ def test_claims_are_rejected_if_the_api_server_does_not_serve_them(
 ) -> None:
     if not served:
         cluster.remove(API_PATH)
-    cluster.refusal = NotFound(404, "no namespace")
+    cluster.rejection = NotFound(404, "no namespace")
     (row,) = told(manifest, claim())
-    assert (row["decision"], row["reason"]) == ("refused", reason)
+    assert (row["decision"], row["reason"]) == ("rejected", reason)
 
 
 # Tests of a cluster with HAMi-DRA. Even in a dry run, the webhook of HAMi-DRA creates a claim for a pod, and never
@@ -147,7 +147,7 @@ def test_an_earlier_rejection_of_the_probe_is_the_answer(cluster: Cluster, manif
     """The quota webhook is called before HAMi-DRA's. If it rejects the first dry run, no second dry run is sent."""
     cluster.webhook = Forbidden(403, f'admission webhook "mutate.quota.vcuda.io" denied pods "{PROBE}": {OVER}')
     (row,) = told(manifest, vcuda_pod())
-    assert row["decision"] == "refused"
+    assert row["decision"] == "rejected"
     assert row["reason"] == f'admission webhook "mutate.quota.vcuda.io" denied pods "train-0": {OVER} (HTTP 403)'
     assert cluster.asked == []
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.plugin.kubectl import Kubectl, PlainRefusal, failure, segment, split_warnings
+from controller.plugin.kubectl import Kubectl, PlainRejection, failure, segment, split_warnings
 from tests.gpuquota import run
 from tests.tables import cases
 from vcuda import errors
@@ -17,8 +17,8 @@ from vcuda import errors
     ),
     not_found=('Error from server (NotFound): pods "a" not found', errors.NotFound, 'pods "a" not found (HTTP 404)'),
     several_lines=("Error from server (Forbidden): one\ntwo", errors.Forbidden, "one\ntwo (HTTP 403)"),
-    without_a_reason=("Error from server: no", PlainRefusal, "no"),
-    of_a_new_reason=("Error from server (Newer): no", PlainRefusal, "no"),
+    without_a_reason=("Error from server: no", PlainRejection, "no"),
+    of_a_new_reason=("Error from server (Newer): no", PlainRejection, "no"),
     invalid=(
         'The Pod "_x" is invalid: metadata.name: Invalid value: "_x": a lowercase',
         errors.ApiError,

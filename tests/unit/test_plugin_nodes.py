@@ -200,11 +200,11 @@ def test_terminal_codes_in_a_label_are_escaped(cluster: Cluster) -> None:
     assert "\x1b" not in run("nodes").stdout + run("nodes").stderr
 
 
-@pytest.mark.parametrize("refused", [True, False])
-def test_without_an_answer_the_command_fails_and_says_why(cluster: Cluster, refused: bool) -> None:
-    cluster.deliver = rejected(Forbidden(403, "nodes is forbidden"), "GET", "LIST") if refused else lost_request
+@pytest.mark.parametrize("forbidden", [True, False])
+def test_without_an_answer_the_command_fails_and_says_why(cluster: Cluster, forbidden: bool) -> None:
+    cluster.deliver = rejected(Forbidden(403, "nodes is forbidden"), "GET", "LIST") if forbidden else lost_request
     told = run("nodes")
-    assert (told.exit_code, ("forbidden" if refused else "timed out") in told.stderr) == (1, True)
+    assert (told.exit_code, ("forbidden" if forbidden else "timed out") in told.stderr) == (1, True)
 
 
 def test_promised_cards_are_shown_beside_the_present_taking_charged_and_free_ones(cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ from examples.claims import NVIDIA, template
 from tests.builders import Manifest, container
 from tests.gpuquota import Cluster, run
 from tests.tables import cases
-from tests.unit.test_plugin_refusals import DENIED, event, store
+from tests.unit.test_plugin_rejections import DENIED, event, store
 from vcuda.claims.names import API_PATH
 from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.errors import ApiError
@@ -55,13 +55,13 @@ def test_a_rejected_deployment_shows_the_present_decision_and_the_pods_that_use_
     store(cluster, event(1, DENIED + OVER, name="train-abc", count=4), event(2, DENIED + OVER, name="other-abc"))
     holders = [{"name": "big", "cores": 400, "memory": 0}, {"name": "small", "cores": 300, "memory": 0}]
     cluster.publish("team-a", {"model": "H100", "limit": 8, "used": 7, "pending": 0, "available": 1, "pods": holders})
-    cluster.refusal = ApiError(403, OVER)
+    cluster.rejection = ApiError(403, OVER)
     status, found = why("deploy/train")
     assert status == 1
     assert [(each["kind"], each["name"], each["count"]) for each in found["rejected"]] == [
         ("ReplicaSet", "train-abc", 4)
     ]
-    assert [each["decision"] for each in found["now"]] == ["refused"]
+    assert [each["decision"] for each in found["now"]] == ["rejected"]
     [missing] = found["missing"]
     assert (missing["model"], missing["needed"]) == ("H100", 1)
     assert [each["name"] for each in missing["held_by"]] == ["big", "small"]
@@ -72,7 +72,7 @@ def test_a_rejected_deployment_shows_the_present_decision_and_the_pods_that_use_
         f"  2026-01-01T00:00:01Z  ReplicaSet/train-abc, 4 times: {OVER}",
         "",
         "Now:",
-        f"  Deployment/train refused: {OVER} (HTTP 403)",
+        f"  Deployment/train rejected: {OVER} (HTTP 403)",
         "",
         "1 card of H100 must become free before the request fits",
         "  HELD BY  NAME   CARDS  MEMORY MiB",
@@ -102,7 +102,7 @@ def test_a_rollout_that_waits_for_its_own_old_pod_is_explained(
         cluster.store(f"/apis/apps/v1{TEAM}/replicasets/{name}", found)
     holders = [{"name": holder, "cores": 700, "memory": 0}]
     cluster.publish("team-a", {"model": "H100", "limit": 8, "used": 7, "pending": 0, "available": 1, "pods": holders})
-    cluster.refusal = ApiError(403, OVER)
+    cluster.rejection = ApiError(403, OVER)
     shown = run("-n", "team-a", "why", "deployment/train").stdout
     assert ("train-old-x1, an old pod of this Deployment, holds quota" in shown) is hinted
     assert ("maxSurge: 0" in shown) is hinted
@@ -112,7 +112,7 @@ def test_charged_pods_that_are_not_created_are_explained(cluster: Cluster) -> No
     deployment(cluster)
     figures = {"model": "H100", "limit": 8, "used": 7, "pending": 7, "available": 1, "unstored": 6.0}
     cluster.publish("team-a", figures)
-    cluster.refusal = ApiError(403, OVER)
+    cluster.rejection = ApiError(403, OVER)
     hint = f"cards of namespace team-a are charged to pods that are not created (6 of H100): {UNSTORED_CAUSE}"
     assert run("-n", "team-a", "why", "deployment/train").stdout.splitlines()[-2:] == ["", hint]
 
@@ -144,7 +144,7 @@ def test_the_missing_amount_is_read_from_every_sentence_of_a_rejection(
 ) -> None:
     """The webhook's own code writes the rejection. Its first sentence is about M40, and its second about ``short``."""
     deployment(cluster)
-    cluster.refusal = ApiError(
+    cluster.rejection = ApiError(
         403, exceeded("team-a", shortage("M40", Charge(900, 0), Charge(), Limit(1, None)), short)
     )
     found = explain_why(cast("Kubectl", cluster), KINDS["deployment"], "train", "team-a", lambda: None)
@@ -156,7 +156,7 @@ def test_the_missing_amount_is_read_from_every_sentence_of_a_rejection(
 def test_a_rejection_with_a_long_text_of_the_pod_is_read_in_linear_time(cluster: Cluster) -> None:
     """A search that begins again at each of these phrases would take minutes here."""
     deployment(cluster)
-    cluster.refusal = ApiError(403, "M40 in namespace team-a, requested: " * 20_000 + "1" * 200_000)
+    cluster.rejection = ApiError(403, "M40 in namespace team-a, requested: " * 20_000 + "1" * 200_000)
     found = explain_why(cast("Kubectl", cluster), KINDS["deployment"], "train", "team-a", lambda: None)
     assert found.missing == ()
 
@@ -169,19 +169,19 @@ def test_a_workload_that_would_be_admitted_now_waits_for_nothing(cluster: Cluste
 
 
 def test_the_claims_that_a_workload_would_get_are_decided_too(cluster: Cluster) -> None:
-    """No refusal of the pod names the claims, because the webhook does not judge the templates of a pod."""
+    """No rejection of the pod names the claims, because the webhook does not judge the templates of a pod."""
     deployment(cluster)
     spec = {"containers": [container()], "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}
     path = f"/apis/apps/v1{TEAM}/deployments/train"
     cluster.store(path, {**json.loads(cluster.get(path)), "spec": {"template": {"spec": spec}}})
     cluster.store(f"{API_PATH}{TEAM}/resourceclaimtemplates/one", {**template(), "metadata": {"name": "one"}})
     cluster.store(API_PATH, {"kind": "APIResourceList"})
-    cluster.refusals = {f"{API_PATH}{TEAM}/resourceclaims": ApiError(403, OVER)}
+    cluster.rejections = {f"{API_PATH}{TEAM}/resourceclaims": ApiError(403, OVER)}
     status, found = why("deployment/train")
     assert status == 1
     assert [(each["object"], each["decision"]) for each in found["now"]] == [
         ("Deployment/train", "admitted"),
-        ("ResourceClaim/train-*-gpu-*", "refused"),
+        ("ResourceClaim/train-*-gpu-*", "rejected"),
     ]
     assert [(each["model"], each["needed"]) for each in found["missing"]] == [("H100", 1)]
 
@@ -239,12 +239,12 @@ def test_a_claim_that_a_stored_pod_waits_for_is_tried_and_its_missing_quota_is_s
     pod(cluster, {"name": "gpu", "resourceClaimTemplateName": "one"}, phase="Pending")
     cluster.store(f"{API_PATH}{TEAM}/resourceclaimtemplates/one", {**template(), "metadata": {"name": "one"}})
     cluster.store(API_PATH, {"kind": "APIResourceList"})
-    cluster.refusals = {f"{API_PATH}{TEAM}/resourceclaims": ApiError(403, OVER)}
+    cluster.rejections = {f"{API_PATH}{TEAM}/resourceclaims": ApiError(403, OVER)}
     status, found = why("pod/train-0")
     assert status == 1
     assert [(each["object"], each["decision"]) for each in found["now"]] == [
         ("Pod/train-0", "admitted"),
-        ("ResourceClaim/train-0-gpu-*", "refused"),
+        ("ResourceClaim/train-0-gpu-*", "rejected"),
     ]
     assert [(each["model"], each["needed"]) for each in found["missing"]] == [("H100", 1)]
 
@@ -283,9 +283,9 @@ def test_the_pending_pods_of_a_workload_are_looked_at_first(
 
 def test_the_event_of_a_pods_claim_is_shown_for_the_pod_and_its_workload(cluster: Cluster) -> None:
     pod(cluster, phase="Pending")
-    refused = event(1, DENIED + OVER, name="train-0", reason="FailedResourceClaimCreation")
-    refused["involvedObject"]["kind"] = "Pod"
-    store(cluster, refused)
+    rejected = event(1, DENIED + OVER, name="train-0", reason="FailedResourceClaimCreation")
+    rejected["involvedObject"]["kind"] = "Pod"
+    store(cluster, rejected)
     assert len(why("pod/train-0")[1]["rejected"]) == 1
     deployment(cluster)
     assert len(why("deployment/train")[1]["rejected"]) == 1

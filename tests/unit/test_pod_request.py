@@ -7,7 +7,7 @@ import pytest
 from tests.builders import Manifest, container, pod, sidecar, vcuda_pod, view
 from tests.tables import cases
 from vcuda.quota.model import Charge
-from vcuda.requests.pod_request import MOST_UNITS, asks_for_vcuda, read_request
+from vcuda.requests.pod_request import MAX_UNITS, asks_for_vcuda, read_request
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme
 
 CORES, MEMORY = GPU_MANAGER.cores, GPU_MANAGER.memory
@@ -196,7 +196,7 @@ def test_zero_by_another_scheme_is_no_second_scheme() -> None:
 LIMITS = "spec.containers[0].resources.limits"
 
 
-def refusals(manifest: Manifest) -> list[str]:
+def rejections(manifest: Manifest) -> list[str]:
     return [str(fault) for fault in read_request(view(manifest)).faults]
 
 
@@ -216,15 +216,15 @@ def refusals(manifest: Manifest) -> list[str]:
 def test_an_amount_that_is_no_whole_number_is_rejected(resource: str, amount: str, why: str) -> None:
     """The wrong amount may cause further faults, which are not reported."""
     sentence = f"{LIMITS}[{resource}]: must be a whole number of at least 0: {why}"
-    assert refusals(vcuda_pod({resource: amount})) == [sentence]
+    assert rejections(vcuda_pod({resource: amount})) == [sentence]
 
 
 @pytest.mark.parametrize("resource", [name for scheme in SCHEMES for name in scheme.resources])
 def test_an_amount_beyond_every_cluster_is_rejected_and_charged_as_the_largest(resource: str) -> None:
     """In modes warn and audit such a pod is admitted. The sums of the ledger must stay readable."""
     asked = vcuda_pod({resource: str(2**53)})
-    assert refusals(asked) == [f"{LIMITS}[{resource}]: must be at most {MOST_UNITS}; got {2**53}"]
-    assert read_request(view(asked)).charge == read_request(view(vcuda_pod({resource: MOST_UNITS}))).charge
+    assert rejections(asked) == [f"{LIMITS}[{resource}]: must be at most {MAX_UNITS}; got {2**53}"]
+    assert read_request(view(asked)).charge == read_request(view(vcuda_pod({resource: MAX_UNITS}))).charge
 
 
 WITHIN = "must be a whole number from {} (the requested cores) to 100"
@@ -254,42 +254,42 @@ class TestCoresOfTheContainer:
         self, scheme: Scheme, memory: int, cores: int, instead: str
     ) -> None:
         sentence = f"{LIMITS}[{scheme.cores}]: {cores} is more than one card but not whole cards; write {instead}"
-        assert refusals(vcuda_pod({scheme.cores: cores, scheme.memory: memory})) == [sentence]
+        assert rejections(vcuda_pod({scheme.cores: cores, scheme.memory: memory})) == [sentence]
 
     @pytest.mark.parametrize("cores", [1, 50, 99])
     def test_a_share_without_memory_is_rejected(self, scheme: Scheme, cores: int) -> None:
         unit = {GPU_MANAGER: "blocks of 256 MiB", NVIDIA_VCUDA: "MiB"}[scheme]
         sentence = f"{LIMITS}[{scheme.cores}]: a share of a card needs memory; add {scheme.memory} in {unit}"
-        assert refusals(vcuda_pod({scheme.cores: cores})) == [sentence]
-        assert refusals(vcuda_pod({scheme.cores: cores, scheme.memory: 0})) == [sentence]
+        assert rejections(vcuda_pod({scheme.cores: cores})) == [sentence]
+        assert rejections(vcuda_pod({scheme.cores: cores, scheme.memory: 0})) == [sentence]
 
     def test_memory_without_cores_is_rejected(self, scheme: Scheme) -> None:
         sentence = f"{LIMITS}[{scheme.memory}]: GPU memory must be requested together with cores; add {scheme.cores}"
-        assert refusals(vcuda_pod({scheme.memory: 4})) == [sentence]
-        assert refusals(vcuda_pod({scheme.memory: 4, scheme.cores: 0})) == [sentence]
+        assert rejections(vcuda_pod({scheme.memory: 4})) == [sentence]
+        assert rejections(vcuda_pod({scheme.memory: 4, scheme.cores: 0})) == [sentence]
 
     @pytest.mark.parametrize(("cores", "text"), [(30, "30"), (30, "31"), (30, "100"), (30, "030"), (100, "100")])
     def test_a_valid_core_limit_is_accepted(self, scheme: Scheme, cores: int, text: str) -> None:
-        assert core_limit_refusals(scheme, text, cores) == []
+        assert core_limit_rejections(scheme, text, cores) == []
 
     @pytest.mark.parametrize(("text", "cores", "advice"), WRONG_CORE_LIMITS)
     def test_a_wrong_core_limit_is_rejected(
         self, scheme: Scheme, text: str, cores: tuple[int, ...], advice: str
     ) -> None:
         sentence = f"metadata.annotations[{scheme.core_limit}]: {advice}; got {text!r}"
-        assert core_limit_refusals(scheme, text, *cores) == [sentence]
+        assert core_limit_rejections(scheme, text, *cores) == [sentence]
 
 
-def core_limit_refusals(scheme: Scheme, text: str, *cores: int) -> list[str]:
+def core_limit_rejections(scheme: Scheme, text: str, *cores: int) -> list[str]:
     """Return the faults of a pod with this core limit. The pod has one container per amount in ``cores``."""
     containers = [container({scheme.cores: number, scheme.memory: 4}) for number in cores]
-    return refusals(pod(*containers, annotations={str(scheme.core_limit): text}))
+    return rejections(pod(*containers, annotations={str(scheme.core_limit): text}))
 
 
 def test_a_core_limit_of_another_scheme_is_not_read() -> None:
     annotations = {"nvidia.com/vcuda-core-limit": "x"}
-    assert refusals(vcuda_pod({CORES: 100}, annotations=annotations)) == []
-    assert refusals(vcuda_pod({"nvidia.com/gpu": 1}, annotations=annotations)) == []
+    assert rejections(vcuda_pod({CORES: 100}, annotations=annotations)) == []
+    assert rejections(vcuda_pod({"nvidia.com/gpu": 1}, annotations=annotations)) == []
 
 
 @pytest.mark.parametrize("scheme", [HAMI, VGPU_MANAGER], ids=lambda scheme: scheme.name)
@@ -305,7 +305,7 @@ class TestCoresOfEachVgpu:
         """A vGPU has at most one card, so even 200 cores per vGPU are wrong. More cards are requested as more vGPUs."""
         sentence = f"{LIMITS}[{scheme.cores}]: a vGPU must have at most 100 cores (one card); got {cores}"
         limits = {str(scheme.count): count, scheme.cores: cores, scheme.memory: memory}
-        assert refusals(vcuda_pod(limits)) == [sentence]
+        assert rejections(vcuda_pod(limits)) == [sentence]
 
     @pytest.mark.parametrize("cores", [1, 50, 99])
     def test_a_share_without_memory_is_charged_all_memory_of_its_card(
@@ -320,7 +320,7 @@ class TestCoresOfEachVgpu:
 def test_more_than_all_memory_of_a_card_is_rejected() -> None:
     limits = {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 50, "nvidia.com/gpumem-percentage": 101}
     sentence = f"{LIMITS}[nvidia.com/gpumem-percentage]: must be at most 100 percent; got 101"
-    assert refusals(vcuda_pod(limits)) == [sentence]
+    assert rejections(vcuda_pod(limits)) == [sentence]
 
 
 # Tests of pods that request GPUs by the resources of two vendors
@@ -337,13 +337,13 @@ def test_more_than_all_memory_of_a_card_is_rejected() -> None:
 def test_two_schemes_in_one_container_are_rejected(limits: dict[str, Any], names: str) -> None:
     """The message names the schemes in the order in which the API server stores their resources."""
     sentence = f"{LIMITS}: a container must request resources of only one vendor; got resources of {names}"
-    assert refusals(vcuda_pod(limits)) == [sentence]
+    assert rejections(vcuda_pod(limits)) == [sentence]
 
 
 def test_two_schemes_in_limits_and_requests_are_rejected() -> None:
     resources = {"limits": {"nvidia.com/gpu": 1}, "requests": {CORES: 100}}
-    (refusal,) = refusals(pod(container(resources=resources)))
-    assert refusal.startswith(f"{LIMITS}: a container must request resources of only one vendor; ")
+    (rejection,) = rejections(pod(container(resources=resources)))
+    assert rejection.startswith(f"{LIMITS}: a container must request resources of only one vendor; ")
 
 
 # Tests of the paths in the reported faults, and of their number
@@ -357,7 +357,7 @@ def test_two_schemes_in_limits_and_requests_are_rejected() -> None:
 )
 def test_the_path_names_the_container(manifest: Manifest, path: str) -> None:
     sentence = "must be a whole number of at least 0: -1 is negative"
-    assert refusals(manifest) == [f"{path}.resources.limits[nvidia.com/gpu]: {sentence}"]
+    assert rejections(manifest) == [f"{path}.resources.limits[nvidia.com/gpu]: {sentence}"]
 
 
 def test_all_faults_of_a_pod_are_found_at_once_in_the_order_of_its_containers() -> None:

@@ -9,7 +9,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from controller.metrics import UsageCollector
-from controller.settle.publisher import Publisher
+from controller.recount.publisher import Publisher
 from tests.api_double import ApiDouble, Script, delivered, lost_reply, rejected
 from tests.replicas import Clock
 from tests.tables import cases
@@ -48,11 +48,11 @@ def published_in(api: ApiDouble) -> list[str]:
     return [path.split("/")[4] for path in api.objects]
 
 
-@pytest.mark.parametrize("refusal", [TERMINATING, NotFound(404, "no such namespace")], ids=["terminating", "gone"])
+@pytest.mark.parametrize("rejection", [TERMINATING, NotFound(404, "no such namespace")], ids=["terminating", "gone"])
 def test_no_report_is_written_in_a_terminating_namespace(
-    api: ApiDouble, publisher: Publisher, refusal: VcudaError
+    api: ApiDouble, publisher: Publisher, rejection: VcudaError
 ) -> None:
-    api.deliver = rejected(refusal, "POST")
+    api.deliver = rejected(rejection, "POST")
     assert publish(publisher) == []
 
 

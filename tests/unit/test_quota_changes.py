@@ -191,7 +191,7 @@ def test_a_document_without_content_is_rejected_since_it_would_lift_every_limit(
     ("key", "hint"), [("gpu_unit", "did you mean `gpu_units`?"), ("gpu_x", "supported keys: gpu_quota")]
 )
 def test_an_unknown_key_of_ours_is_rejected(key: str, hint: str) -> None:
-    with pytest.raises(QuotaFault) as refused:
+    with pytest.raises(QuotaFault) as rejected:
         parse_config({"gpu_quota": "{}", key: "{}", "notes.txt": "kept"})
-    [fault] = refused.value.faults
+    [fault] = rejected.value.faults
     assert str(fault).startswith(f"data.{key}: unknown key; {hint}")

@@ -17,7 +17,7 @@ from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse, GroupVersionKind
 from vcuda.claims.charges import ClaimPolicy
 from vcuda.claims.devices import ClassFacts, Devices
-from vcuda.errors import MOST_FAULTS, Dropped, DropReason, Fault, Unavailable, UnreadableLedger, VcudaError
+from vcuda.errors import MAX_FAULTS, Dropped, DropReason, Fault, Unavailable, UnreadableLedger, VcudaError
 from vcuda.k8s_types import Pod
 from vcuda.kube import QuotaPlace
 from vcuda.placement.nodes import COUNT_LABEL, Nodes
@@ -30,11 +30,11 @@ from vcuda.requests.schemes import HAMI
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review import first_limits, quota_edit
 from webhook.review.context import PolicySnapshot
-from webhook.review.first_limits import MOST_NAMED, UNNAMED, Pods
+from webhook.review.first_limits import MAX_NAMED_NAMESPACES, UNNAMED, Pods
 from webhook.review.quota_edit import (
     LABEL,
-    MOST_LOGGED,
-    MOST_WARNINGS,
+    MAX_LOGGED_CHANGES,
+    MAX_WARNINGS,
     NOT_CHECKED,
     READING_SECONDS,
     NamespaceNames,
@@ -145,16 +145,16 @@ def test_a_dry_run_of_an_edit_logs_nothing() -> None:
 
 def test_only_the_first_of_very_many_changes_are_logged() -> None:
     with capture_logs() as logged:
-        edited("".join(f"team-{number}: {{quota: {{M40: 1}}}}\n" for number in range(MOST_LOGGED + 7)))
-    assert (len(logged), logged[-1]["more_changes"]) == (MOST_LOGGED + 1, 7)
+        edited("".join(f"team-{number}: {{quota: {{M40: 1}}}}\n" for number in range(MAX_LOGGED_CHANGES + 7)))
+    assert (len(logged), logged[-1]["more_changes"]) == (MAX_LOGGED_CHANGES + 1, 7)
 
 
 @pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
 def test_creation_and_update_are_checked(operation: str) -> None:
     assert edited("team-a: {quota: {M40: 8}}", operation=operation) == AdmissionResponse("quota-accepted", warnings=[])
-    refused = edited("{{{", operation=operation)
-    [whole] = refused.faults
-    assert (refused.outcome, whole.path) == ("quota-refused", "data.gpu_quota")
+    rejected = edited("{{{", operation=operation)
+    [whole] = rejected.faults
+    assert (rejected.outcome, whole.path) == ("quota-rejected", "data.gpu_quota")
 
 
 def test_the_probe_of_the_controller_is_rejected_so_that_it_shows_a_call() -> None:
@@ -167,7 +167,7 @@ def test_the_probe_of_the_controller_is_rejected_so_that_it_shows_a_call() -> No
 
 def test_a_malformed_document_is_rejected_with_the_path_of_every_fault() -> None:
     answer = edited("team-a: {quota: {M40: 8, V100: {cards: -1}}, pools: [x]}")
-    assert (answer.outcome, answer.allowed, answer.status) == ("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY)
+    assert (answer.outcome, answer.allowed, answer.status) == ("quota-rejected", False, HTTPStatus.UNPROCESSABLE_ENTITY)
     assert [fault.path for fault in answer.faults] == ["team-a.quota.V100.cards", "team-a.pools"]
     assert answer.message == "the quota document is malformed: " + "; ".join(str(fault) for fault in answer.faults)
 
@@ -177,21 +177,21 @@ def test_a_config_map_without_the_document_is_rejected(raw: bytes) -> None:
     """Without the document, no namespace would have a quota."""
     answer = edited(None, object=msgspec.Raw(raw))
     missing = Fault("data.gpu_quota", "is required; this key must have the quota document")
-    assert (answer.outcome, answer.allowed, answer.faults) == ("quota-refused", False, (missing,))
+    assert (answer.outcome, answer.allowed, answer.faults) == ("quota-rejected", False, (missing,))
 
 
 @pytest.mark.parametrize("raw", [b"null", b'{"data": {"gpu_quota": 5}}', b'{"data": {"gpu_quota": "\xff"}}'])
 def test_an_object_that_is_no_config_map_is_rejected(raw: bytes) -> None:
     answer = edited(None, object=msgspec.Raw(raw))
-    assert (answer.outcome, answer.allowed) == ("quota-refused", False)
+    assert (answer.outcome, answer.allowed) == ("quota-rejected", False)
     assert answer.message.startswith("the quota document is malformed: the ConfigMap cannot be read: ")
 
 
 def test_a_rejection_stays_readable_for_any_number_of_faults() -> None:
-    entries = ", ".join(f"M{number}: -1" for number in range(MOST_FAULTS + 5))
+    entries = ", ".join(f"M{number}: -1" for number in range(MAX_FAULTS + 5))
     answer = edited(f"team-a: {{quota: {{{entries}}}}}")
     *named, last = answer.faults
-    assert (len(named), last) == (MOST_FAULTS, Fault("data.gpu_quota", "5 more faults are not listed"))
+    assert (len(named), last) == (MAX_FAULTS, Fault("data.gpu_quota", "5 more faults are not listed"))
     assert answer.message.endswith("; data.gpu_quota: 5 more faults are not listed")
 
 
@@ -225,7 +225,7 @@ def test_a_cluster_without_a_gpu_node_gives_one_warning() -> None:
     assert told == [f"team-a.quota.M40: {no_node('M40', 'nodes have none')}"]
 
 
-TAIL = "new pods are refused until less is in use"
+TAIL = "new pods are rejected until less is in use"
 MEMORY = "M40: {cards: 8, memory: 1Gi}"
 
 
@@ -291,7 +291,7 @@ def test_an_edit_whose_usage_cannot_be_compared_in_time_is_accepted_with_a_warni
     answer = edited(document, ledgers=Used(a=Charge(200), b=Charge(200)))
     told = "the usage could not be read in time; entries not compared with the usage: 2"
     assert answer == AdmissionResponse("quota-accepted", warnings=[told])
-    many = ", ".join(f"X{number}: 1" for number in range(MOST_WARNINGS + 7))
+    many = ", ".join(f"X{number}: 1" for number in range(MAX_WARNINGS + 7))
     assert edited(f"team-a: {{quota: {{{many}}}}}").warnings[0].endswith("not compared with the usage: 1")
 
 
@@ -418,7 +418,7 @@ def test_only_namespaces_that_were_not_limited_before_are_named(before: str, tol
 
 
 def test_at_most_twenty_namespaces_are_named_and_the_number_of_the_others() -> None:
-    many = [running(f"n{number:03}") for number in range(MOST_NAMED + 5)]
+    many = [running(f"n{number:03}") for number in range(MAX_NAMED_NAMESPACES + 5)]
     first, second = edited('"*": {quota: {}}', pods=lambda _seconds: iter(many)).warnings
     assert first.endswith(", n019 and 5 more")
     assert second.endswith(',"n019"]')
@@ -531,9 +531,9 @@ def test_the_value_of_a_device_without_effect_on_hami_nodes_gives_a_warning() ->
 
 
 def test_warnings_end_before_the_api_server_cuts_them_off() -> None:
-    models = ", ".join(f"X{number}: 1" for number in range(MOST_WARNINGS + 7))
+    models = ", ".join(f"X{number}: 1" for number in range(MAX_WARNINGS + 7))
     told = warnings(f"team-a: {{quota: {{{models}}}}}")
-    assert len(told) == MOST_WARNINGS + 1
+    assert len(told) == MAX_WARNINGS + 1
     assert told[-1] == "7 more warnings are not shown"
 
 
@@ -550,7 +550,7 @@ def test_warnings_that_differ_only_in_the_field_are_one_line_with_their_number()
 def test_lost_entries_and_raised_limits_are_the_first_of_many_warnings() -> None:
     counted = nodes(a={MODEL: "M40", COUNT_LABEL: "4"})
     before = PolicySnapshot(Quota({"team-a": NamespaceQuota({"M40": Limit(100)})}), counted)
-    models = ", ".join(f"X{number}: 1" for number in range(MOST_WARNINGS + 7))
+    models = ", ".join(f"X{number}: 1" for number in range(MAX_WARNINGS + 7))
     answer = edited(f"team-b: {{quota: {{M40: 800, {models}}}}}", before, namespaces=frozenset)
     assert [text.partition(":")[0] for text in answer.warnings[:4]] == ["team-a", "team-b.quota.M40", "M40", "team-b"]
     assert answer.warnings[3] == "team-b: namespace not found"
@@ -561,4 +561,4 @@ def test_only_as_many_unknown_models_as_are_shown_are_compared_with_the_known_mo
     models = ", ".join(f"M4{number}: 1" for number in range(1, 500))
     with mock.patch.object(quota_edit, "nearest", return_value="did you mean M40?") as nearest:
         warnings(f"team-a: {{quota: {{{models}}}}}")
-    assert nearest.call_count == MOST_WARNINGS
+    assert nearest.call_count == MAX_WARNINGS

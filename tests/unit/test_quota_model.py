@@ -1,4 +1,4 @@
-"""Tests of quotas: the quota of a namespace, the arithmetic of charges, and the texts of refusals."""
+"""Tests of quotas: the quota of a namespace, the arithmetic of charges, and the texts of rejections."""
 
 from fractions import Fraction
 
@@ -175,7 +175,7 @@ def test_free_cards_are_reported_with_reservations(usage: Usage, told: str) -> N
     assert free_of(Limit(800), usage) == told
 
 
-# Tests of refusals
+# Tests of rejections
 
 
 # A Charge is immutable, so it can be a default value without harm.

@@ -29,7 +29,7 @@ OF_USERS = tuple(
         "vcuda.kube": "informers ledger_store turns",
         "vcuda.placement": "affinity card_types choice node_states patches placement serving",
         "vcuda.quota": "card_memory document grant_entries grant_words model preference values",
-        "vcuda.requests": "config pod_request refusals scheme_settings",
+        "vcuda.requests": "config bypasses pod_request scheme_settings",
         "webhook": "admission",
         "webhook.ledger": "ledgers namespace_ledger",
         "webhook.review": "claim_review models pod_review quota_edit verdicts",
@@ -82,7 +82,7 @@ def test_every_flag_has_a_variable_but_those_of_the_plugin() -> None:
         "kubectl gpuquota explain",
         "kubectl gpuquota doctor",
         "kubectl gpuquota nodes",
-        "kubectl gpuquota refusals",
+        "kubectl gpuquota rejections",
         "kubectl gpuquota why",
     }
     [plugin] = [leaf for leaf in LEAVES if leaf.name == "kubectl gpuquota"]

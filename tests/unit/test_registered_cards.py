@@ -6,8 +6,8 @@ from typing import Any
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, MODEL, container, pod, vcuda_pod, view
 from tests.quota_map import store_quota
+from tests.recounting import Recounting
 from tests.replicas import Replica
-from tests.settling import Settling
 from tests.tables import cases
 from vcuda.kube import ClaimPolicies, DeviceInformer, NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.placement.nodes import Nodes
@@ -147,11 +147,11 @@ def test_a_ledger_is_counted_by_present_values_before_the_watch_decodes_the_pods
     known = [configured("{M40: {cards: 0.25}}")]
     replica.store.resources = lambda: known[0]
     stored = vcuda_pod(GPU, metadata={"name": "train", "uid": "u"}, nodeSelector={MODEL: "M40"})
-    settling = Settling(api, replica, None, stored)
-    settling.settle()
+    recounting = Recounting(api, replica, None, stored)
+    recounting.recount()
     assert replica.store.open("team-a").ledger.committed == {"M40": QUARTER}
-    settling.relist()
+    recounting.relist()
     hami = Nodes.of({"h": {MODEL: "M40"}}, LABELS, {"h": {HAMI.name: (SMALL,)}})
     known[0] = known[0].with_registered(hami.registered_cards)
-    settling.settle()
+    recounting.recount()
     assert replica.store.open("team-a").ledger.committed == {"M40": WHOLE}

@@ -279,10 +279,10 @@ def test_a_ca_bundle_that_the_api_server_does_not_trust_is_reported(api: Registe
 
 
 def test_a_right_that_the_controller_lacks_is_reported(api: Registered) -> None:
-    def refuse(_method: str, _timeout: float, _effect: object) -> bytes:
+    def reject(_method: str, _timeout: float, _effect: object) -> bytes:
         raise Forbidden(403, "no right")
 
-    api.deliver = refuse
+    api.deliver = reject
     assert "MutatingWebhookConfiguration 00-vcuda-quota cannot be read" in api.found()
     assert api.found().endswith(f"; and {len(DECLARED) - 3} more")
 

@@ -74,7 +74,7 @@ PROOF = {
         "test_all_and_admin_access_are_free_for_devices_without_a_value",
     ),
     "a ResourceClaimTemplate": ("test_a_new_template_is_checked_and_not_charged",),
-    "parameters for the driver of a share": ("test_parameters_for_the_driver_of_a_share_are_refused",),
+    "parameters for the driver of a share": ("test_parameters_for_the_driver_of_a_share_are_rejected",),
 }
 """Maps the beginning of each row in docs/requests.md to the tests that prove the row.
 

@@ -15,7 +15,7 @@ from tests.reservation_scenarios import A, B, written
 from tests.reservation_world import ReservationWorld
 from tests.tables import cases
 from vcuda.kube.client import Heard
-from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS
+from vcuda.ledger.ledger import MARGIN_SECONDS, RESERVATION_SECONDS
 from vcuda.quota.terms import STORABLE_SECONDS
 
 
@@ -65,14 +65,14 @@ def test_a_reservation_is_reaped_when_none_of_its_pods_can_be_stored_any_more(
 ) -> None:
     """The leader measures the reservation's age on its own clock, from when it first saw the reservation."""
     world.crash(A)
-    world.settle(leader)
+    world.recount(leader)
     [holder] = world.ledger().reserved
-    world.pass_by((LEASE_SECONDS + STORABLE_SECONDS + MARGIN_SECONDS) / rate - 0.1)
-    world.settle(leader)
+    world.pass_by((RESERVATION_SECONDS + STORABLE_SECONDS + MARGIN_SECONDS) / rate - 0.1)
+    world.recount(leader)
     assert world.ledger().reserved
     world.pass_by(0.2)
     with structlog.testing.capture_logs() as logs:
-        world.settle(leader)
+        world.recount(leader)
     assert world.ledger().reserved == {}
     told = [line for line in logs if line["event"] == "releasing the reservation of a replica that has ended"]
     assert [(line["namespace"], line["holder"]) for line in told] == [("team-a", holder)]
@@ -81,9 +81,9 @@ def test_a_reservation_is_reaped_when_none_of_its_pods_can_be_stored_any_more(
 def test_the_list_that_counts_a_reaped_reservations_pods_begins_after_its_time(world: ReservationWorld) -> None:
     world.ask(A, 2)
     world.crash(A)
-    world.settle()
-    world.pass_by(LEASE_SECONDS + STORABLE_SECONDS + MARGIN_SECONDS)
-    world.leaders[0].settle()
+    world.recount()
+    world.pass_by(RESERVATION_SECONDS + STORABLE_SECONDS + MARGIN_SECONDS)
+    world.leaders[0].recount()
     assert [call.method for call in world.wire.open] == ["LIST"]
     assert not world.wire.open[0].arrived
 

@@ -8,19 +8,19 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from controller.settle import charge_ages, settler
-from controller.settle.charge_ages import ChargeAges, Overdue, SettleTiming
+from controller.recount import charge_ages, recounter
+from controller.recount.charge_ages import ChargeAges, Overdue, RecountTiming
 from tests import reservation_scenarios as scenarios
 from tests.reservation_world import ReservationWorld
 from vcuda.errors import Conflict, Unavailable
 from vcuda.kube import LedgerStore, Stored
 from vcuda.kube.ledger_marks import LedgerMarks
-from vcuda.ledger.ledger import LEASE_SECONDS, Ledger, Pending, Reservation
-from vcuda.ledger.settle import ObservedPods, settle
+from vcuda.ledger.ledger import RESERVATION_SECONDS, Ledger, Pending, Reservation
+from vcuda.ledger.recount import ObservedPods, recount
 from vcuda.quota.model import Charge, NamespaceQuota
 from vcuda.quota.terms import STORABLE_SECONDS
-from webhook.ledger import leases, namespace_ledger
-from webhook.ledger.leases import Demand, Plan, ReservationLease, plan
+from webhook.ledger import namespace_ledger, reservations as own_reservations
+from webhook.ledger.reservations import Demand, Plan, ReplicaReservation, plan
 
 
 @pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda scenario: scenario.__name__)
@@ -30,52 +30,52 @@ def test_nothing_admits_too_much_and_nothing_stays_charged(scenario: scenarios.S
 
 # Each of these functions breaks the rule for reservations that `MUTANTS` names. The scenarios must detect this.
 
-grant, send, confirmed = ReservationLease.grant, ReservationLease.send, ReservationLease.confirmed
-observe, flushed, start = ReservationLease.observe, ReservationLease.flushed, ReservationLease.__init__
+grant, send, confirmed = ReplicaReservation.grant, ReplicaReservation.send, ReplicaReservation.confirmed
+observe, flushed, start = ReplicaReservation.observe, ReplicaReservation.flushed, ReplicaReservation.__init__
 
 
-def granted_without_room(lease: ReservationLease, uid: str, asked: Pending, created: float) -> bool:
+def granted_without_room(lease: ReplicaReservation, uid: str, asked: Pending, created: float) -> bool:
     lease._left[asked.model] = asked.charge
     return grant(lease, uid, asked, created)
 
 
-def leased_from_the_answer(lease: ReservationLease, answered: float) -> None:
+def leased_from_the_answer(lease: ReplicaReservation, answered: float) -> None:
     confirmed(lease, answered)
-    lease._until = lease._clock() + LEASE_SECONDS
+    lease._until = lease._clock() + RESERVATION_SECONDS
 
 
-def sent_with_the_next(lease: ReservationLease, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
+def sent_with_the_next(lease: ReplicaReservation, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
     sent = send(lease, ledger, charges, *terms)
     lease._left = {model: charges.get(model, Charge()) for model in lease._left}
     return sent
 
 
-def sent_with_the_old(lease: ReservationLease, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
+def sent_with_the_old(lease: ReplicaReservation, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
     left = {**lease._left}
     sent = send(lease, ledger, charges, *terms)
     lease._left = left
     return sent
 
 
-def flushed_without_granted(lease: ReservationLease, ledger: Ledger) -> Ledger:
+def flushed_without_granted(lease: ReplicaReservation, ledger: Ledger) -> Ledger:
     return msgspec.structs.replace(flushed(lease, ledger), pending=ledger.pending)
 
 
-def confirmed_without_later_grants(lease: ReservationLease, answered: float) -> None:
+def confirmed_without_later_grants(lease: ReplicaReservation, answered: float) -> None:
     lease.granted = {}
     confirmed(lease, answered)
 
 
-def undiminished(lease: ReservationLease) -> dict[str, Charge]:
+def undiminished(lease: ReplicaReservation) -> dict[str, Charge]:
     return {**lease._reserved}
 
 
-def blind_to_its_removal(lease: ReservationLease, ledger: Ledger) -> None:
+def blind_to_its_removal(lease: ReplicaReservation, ledger: Ledger) -> None:
     missing = {} if lease.holder in ledger.reserved else {lease.holder: Reservation({}, -1)}
     observe(lease, msgspec.structs.replace(ledger, reserved={**ledger.reserved, **missing}))
 
 
-def started_as_the_same(lease: ReservationLease, *clock: Any) -> None:
+def started_as_the_same(lease: ReplicaReservation, *clock: Any) -> None:
     start(lease, *clock)
     lease.holder = "the same"
 
@@ -101,8 +101,8 @@ def written_without_mark(
     return write(store, namespace, unmarked, replaced, *timeout)
 
 
-def settled_without_seen(ledger: Ledger, observed: ObservedPods, *expired: Any, **since: Any) -> Ledger:
-    return settle(ledger, msgspec.structs.replace(observed, seen=()), *expired, **since)
+def recounted_without_seen(ledger: Ledger, observed: ObservedPods, *expired: Any, **since: Any) -> Ledger:
+    return recount(ledger, msgspec.structs.replace(observed, seen=()), *expired, **since)
 
 
 reservations = ChargeAges.reservations
@@ -150,50 +150,50 @@ MUTANTS = {
         Ledger, "reserved_of", uncounted, scenarios.others_take_all_that_is_left, OVER
     ),
     "a charge must fit the rest of the reservation": Broken(
-        ReservationLease, "grant", granted_without_room, scenarios.others_take_all_that_is_left, OVER
+        ReplicaReservation, "grant", granted_without_room, scenarios.others_take_all_that_is_left, OVER
     ),
-    "a lease expires": Broken(leases, "LEASE_SECONDS", math.inf, scenarios.granted_past_its_time, LOST),
+    "a lease expires": Broken(own_reservations, "RESERVATION_SECONDS", math.inf, scenarios.granted_past_its_time, LOST),
     "a lease counts from when its write was sent": Broken(
-        ReservationLease, "confirmed", leased_from_the_answer, scenarios.its_time_counts_from_before_the_write, LOST
+        ReplicaReservation, "confirmed", leased_from_the_answer, scenarios.its_time_counts_from_before_the_write, LOST
     ),
     "an object created after the lease is not admitted": Broken(
-        leases, "CREATED_SECONDS", math.inf, scenarios.clocks_that_stood_still, LOST
+        own_reservations, "CREATED_SECONDS", math.inf, scenarios.clocks_that_stood_still, LOST
     ),
     "a write may be lost": Broken(
-        ReservationLease,
+        ReplicaReservation,
         "send",
         sent_with_the_next,
         scenarios.the_next_reservation_is_larger_and_that_write_is_lost,
         LOST,
     ),
     "a write may land": Broken(
-        ReservationLease, "send", sent_with_the_old, scenarios.the_next_reservation_is_smaller, LOST
+        ReplicaReservation, "send", sent_with_the_old, scenarios.the_next_reservation_is_smaller, LOST
     ),
     "a reservation admits only under the limits that sized it": Broken(
-        ReservationLease, "is_by", lambda *_: True, scenarios.the_limit_is_lowered, OVER
+        ReplicaReservation, "is_by", lambda *_: True, scenarios.the_limit_is_lowered, OVER
     ),
     "a reservation that was not written admits nothing": Broken(
-        ReservationLease,
+        ReplicaReservation,
         "is_by",
         lambda *_: True,
         scenarios.the_limit_is_lowered_while_another_replica_writes_first,
         OVER,
     ),
     "a flush writes the admitted charges": Broken(
-        ReservationLease, "flushed", flushed_without_granted, scenarios.what_was_granted_is_in_the_next_write, LOST
+        ReplicaReservation, "flushed", flushed_without_granted, scenarios.what_was_granted_is_in_the_next_write, LOST
     ),
     "a flush keeps the charges that were admitted during it": Broken(
-        ReservationLease,
+        ReplicaReservation,
         "confirmed",
         confirmed_without_later_grants,
         scenarios.created_while_a_write_is_under_way,
         LOST,
     ),
     "an admitted charge uses up its room": Broken(
-        ReservationLease, "_remaining", undiminished, scenarios.others_write_first, LOST
+        ReplicaReservation, "_remaining", undiminished, scenarios.others_write_first, LOST
     ),
     "a reservation is within the limit": Broken(
-        leases, "_room", lambda *_: 1000, scenarios.a_burst_just_below_the_limit, OVER
+        own_reservations, "_room", lambda *_: 1000, scenarios.a_burst_just_below_the_limit, OVER
     ),
     "all reservations together are within the limit": Broken(
         namespace_ledger,
@@ -206,22 +206,22 @@ MUTANTS = {
         LedgerStore, "write", failed_if_unanswered, scenarios.a_write_of_unknown_outcome_lands_late, LOST
     ),
     "the counter shows whether a write has landed": Broken(
-        leases, "Reservation", lambda charges, _: Reservation(charges, 0), scenarios.others_write_first, OVER
+        own_reservations, "Reservation", lambda charges, _: Reservation(charges, 0), scenarios.others_write_first, OVER
     ),
     "a replica stops using a removed reservation": Broken(
-        ReservationLease, "observe", blind_to_its_removal, scenarios.its_reservation_was_reaped, "counted twice"
+        ReplicaReservation, "observe", blind_to_its_removal, scenarios.its_reservation_was_reaped, "counted twice"
     ),
     "each start of a process is a new replica": Broken(
-        ReservationLease, "__init__", started_as_the_same, scenarios.another_process_has_another_id, LOST
+        ReplicaReservation, "__init__", started_as_the_same, scenarios.another_process_has_another_id, LOST
     ),
     "a stored pod is no longer pending": Broken(
-        settler, "settle", settled_without_seen, scenarios.others_take_all_that_is_left, STAYS
+        recounter, "recount", recounted_without_seen, scenarios.others_take_all_that_is_left, STAYS
     ),
     "a pending charge expires": Broken(ChargeAges, "pending", nothing_expired, scenarios.never_stored, STAYS),
     "a pending charge outlasts the storable time": Broken(
-        settler,
-        "SettleTiming",
-        functools.partial(SettleTiming, pending_ttl=69),
+        recounter,
+        "RecountTiming",
+        functools.partial(RecountTiming, pending_ttl=69),
         scenarios.stored_at_the_last_moment,
         LOST,
     ),
@@ -229,7 +229,7 @@ MUTANTS = {
         LedgerStore, "stored_uids", lambda *_: set(), scenarios.stored_where_the_leader_has_not_seen_it, LOST
     ),
     "a replica reserves nothing while another one waits": Broken(
-        leases, "GIVE_WAY_SECONDS", 0, scenarios.who_waits_is_given_what_others_reserve, "never gets room"
+        own_reservations, "GIVE_WAY_SECONDS", 0, scenarios.who_waits_is_given_what_others_reserve, "never gets room"
     ),
     "a waiting replica sets a mark": Broken(
         LedgerStore, "write", written_without_mark, scenarios.who_waits_is_given_what_others_reserve, "never gets room"

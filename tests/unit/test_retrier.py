@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from controller.retry import retrier as retries
-from controller.retry.refused import Owner, RefusedOwner, find_refused, may_pass_later
+from controller.retry.rejected import Owner, RejectedOwner, find_rejected, may_pass_later
 from controller.retry.retrier import (
     BUDGET_SECONDS,
     MODELS_DELAY_SECONDS,
@@ -47,8 +47,8 @@ def rooms(free: Mapping[str, int | FreeQuota]) -> dict[str, FreeQuota]:
 
 def chosen(free: Mapping[str, int | FreeQuota], *owners: Owner, quota: NamespaceQuota = QUOTA) -> list[int]:
     """Return the indexes of the owners that may retry. ``owners`` are in the order of their rejections."""
-    refused = [RefusedOwner(str(index), f"2026-01-01T00:00:0{index}Z", each) for index, each in enumerate(owners)]
-    in_order = retries.oldest_first(reversed(refused))
+    rejected = [RejectedOwner(str(index), f"2026-01-01T00:00:0{index}Z", each) for index, each in enumerate(owners)]
+    in_order = retries.oldest_first(reversed(rejected))
     return [int(each.path) for each in retries.select_retries(in_order, quota, rooms(free), NODES)]
 
 
@@ -98,10 +98,10 @@ def failure(**fields: str | None) -> dict[str, str | None]:
 
 @cases(
     "conditions, since",
-    refused_for_quota=([failure()], "2026-01-01T00:00:00Z"),
+    rejected_for_quota=([failure()], "2026-01-01T00:00:00Z"),
     among_other_conditions=([failure(type="Available"), failure()], "2026-01-01T00:00:00Z"),
     not_pinned_while_mutate_was_unavailable=([failure(message=NOT_MUTATED)], "2026-01-01T00:00:00Z"),
-    refused_by_another_quota=([failure(message="exceeded quota: q, requested: cpu=1, used: cpu=2")], None),
+    rejected_by_another_quota=([failure(message="exceeded quota: q, requested: cpu=1, used: cpu=2")], None),
     the_condition_has_ended=([failure(status="False")], None),
     another_condition_with_the_same_text=([failure(type="Progressing")], None),
     without_a_time=([failure(lastTransitionTime=None)], ""),
@@ -111,7 +111,7 @@ def failure(**fields: str | None) -> dict[str, str | None]:
 def test_an_owner_is_rejected_since_the_time_of_its_condition(
     conditions: list[dict[str, str | None]] | None, since: str | None
 ) -> None:
-    assert read({"status": {"conditions": conditions}}).refused_since(may_pass_later) == since
+    assert read({"status": {"conditions": conditions}}).rejected_since(may_pass_later) == since
 
 
 # Tests of which owners (controllers of pods) may retry
@@ -149,7 +149,7 @@ def test_the_oldest_owners_retry_first_and_no_more_than_fit(
 
 def test_rejections_at_the_same_time_are_ordered_by_path() -> None:
     """If two rejections are equally old, each pass of the retrier must choose the same one."""
-    same = [RefusedOwner(path, "2026-01-01T00:00:00Z", owner()) for path in ("c", "a", "b")]
+    same = [RejectedOwner(path, "2026-01-01T00:00:00Z", owner()) for path in ("c", "a", "b")]
     assert [each.path for each in retries.oldest_first(same)] == ["a", "b", "c"]
 
 
@@ -163,7 +163,7 @@ def test_a_workload_retries_when_the_last_slice_of_a_card_is_free() -> None:
 
 def test_the_free_quota_is_not_modified() -> None:
     free = {"M40": FreeQuota(300)}
-    assert retries.select_retries([RefusedOwner("a", "", owner())], QUOTA, free, NODES)
+    assert retries.select_retries([RejectedOwner("a", "", owner())], QUOTA, free, NODES)
     assert free == {"M40": FreeQuota(300)}
 
 
@@ -239,13 +239,13 @@ def test_an_event_leads_to_an_owner_in_its_namespace_or_to_none(api: ApiDouble, 
     for namespace in ("team-a", "team-b"):
         api.store(f"/apis/batch/v1/namespaces/{namespace}/jobs/train", JOB)
     store_event(api, name)
-    assert [each.path for each in find_refused(api.kube, "team-a").owners] == found
+    assert [each.path for each in find_rejected(api.kube, "team-a").owners] == found
     asked = ["GET"] if name in ("train", "gone") else []
     assert api.calls == ["LIST", "LIST", "LIST", *asked]
 
 
 REPLICA_SETS = "/apis/apps/v1/namespaces/{}/replicasets"
-REFUSED = {"spec": {"replicas": 1}, "status": {"conditions": [failure()]}}
+REJECTED = {"spec": {"replicas": 1}, "status": {"conditions": [failure()]}}
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ REFUSED = {"spec": {"replicas": 1}, "status": {"conditions": [failure()]}}
 )
 def test_a_workload_that_cannot_be_decoded_affects_no_other(bad: Mapping[str, Any], api: ApiDouble) -> None:
     """One valid workload has its rejection in its status conditions, and the other one in an Event."""
-    collections = (REPLICA_SETS.format("team-a"), REFUSED), ("/apis/batch/v1/namespaces/team-a/jobs", JOB)
+    collections = (REPLICA_SETS.format("team-a"), REJECTED), ("/apis/batch/v1/namespaces/team-a/jobs", JOB)
     for collection, good in collections:
         api.store(f"{collection}/good", {**good, "metadata": {"name": "good"}})
         bad_metadata = {"name": "bad", **bad.get("metadata", {})}
@@ -261,7 +261,7 @@ def test_a_workload_that_cannot_be_decoded_affects_no_other(bad: Mapping[str, An
     for name in ("good", "bad"):
         store_event(api, name)
     api.objects["/api/v1/namespaces/team-a/events/odd"] = {"metadata": {"name": "odd"}, "involvedObject": 7}
-    found = [each.path for each in find_refused(api.kube, "team-a").owners]
+    found = [each.path for each in find_rejected(api.kube, "team-a").owners]
     assert found == [f"{collection}/good" for collection, _ in collections]
 
 
@@ -284,7 +284,7 @@ class Retried:
         """Store a ReplicaSet whose condition reports the rejection of its pod. No Event is stored."""
         spec = {"replicas": 1, "template": {"spec": {"containers": [container(ONE)]}}}
         path = f"{REPLICA_SETS.format('team-a')}/{name}"
-        self.api.store(path, {**REFUSED, "metadata": {"name": name}, "spec": spec})
+        self.api.store(path, {**REJECTED, "metadata": {"name": name}, "spec": spec})
 
     def clock(self) -> float:
         self.now += self.tick

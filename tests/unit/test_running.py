@@ -8,14 +8,14 @@ import pytest
 from controller import claim_holds, pods
 from controller.claim_holds import Hold, LostAllocation, hold_by_pod
 from controller.pods import KeptPod, PodLives
-from controller.settle.charge_ages import Watch
+from controller.recount.charge_ages import Watch
 from tests import running_scenarios as scenarios
 from tests.running_scenarios import LONG, let_claim_go, running
 from tests.running_world import CLAIMS, MODEL, ONE, PODS, RunningWorld, TrueClaim, TruePod
 from tests.tables import cases
-from vcuda.ledger import settle as settling
+from vcuda.ledger import recount as recounting
 from vcuda.ledger.ledger import UNSEEN_SECONDS, Ledger, Reservation, Terminating
-from vcuda.ledger.settle import ObservedPods, settle
+from vcuda.ledger.recount import ObservedPods, recount
 from vcuda.quota.model import Charge
 from vcuda.quota.terms import STORABLE_SECONDS
 
@@ -26,7 +26,7 @@ def test_a_gpu_stays_charged_while_a_container_may_use_it_and_no_longer(scenario
     scenario(world)
     for _ in range(3):
         world.pass_by(LONG + STORABLE_SECONDS)
-        world.hear_and_settle()
+        world.hear_and_recount()
     assert world.used() == world.held()
     assert not world.ledger.terminating
 
@@ -63,7 +63,7 @@ MUTANTS = {
         claim_holds, "hold_by_pod", lambda *_: Hold(0), scenarios.a_pod_is_deleted_by_force_and_its_claim_goes
     ),
     "every deleted pod stays charged for some seconds": Broken(
-        pods, "LEAST_TERMINATING_SECONDS", 0, scenarios.a_pod_with_no_grace_period_is_deleted_by_force
+        pods, "MIN_TERMINATING_SECONDS", 0, scenarios.a_pod_with_no_grace_period_is_deleted_by_force
     ),
     "a pod that no watch saw may still run": Broken(
         claim_holds, "hold_by_pod", unused_unless_known, scenarios.the_watch_of_pods_missed_the_deletion
@@ -75,13 +75,13 @@ MUTANTS = {
         scenarios.a_claim_lost_its_devices_while_nobody_led_and_goes_later,
     ),
     "an unseen decrease of pods stays charged": Broken(
-        settling, "_unseen_pods", nothing, scenarios.a_pod_goes_while_nobody_leads
+        recounting, "_unseen_pods", nothing, scenarios.a_pod_goes_while_nobody_leads
     ),
     "an unseen decrease of claims stays charged": Broken(
-        settling, "_unseen_claims", nothing, scenarios.a_pod_and_its_claim_go_while_nobody_leads
+        recounting, "_unseen_claims", nothing, scenarios.a_pod_and_its_claim_go_while_nobody_leads
     ),
     "an unseen decrease stays charged for the longest grace period": Broken(
-        settling, "_unseen", held_by_default, scenarios.a_pod_goes_while_nobody_leads
+        recounting, "_unseen", held_by_default, scenarios.a_pod_goes_while_nobody_leads
     ),
     "the longest grace period of the pods is recorded": Broken(
         pods, "long_graces", nothing, scenarios.a_pod_goes_while_nobody_leads
@@ -102,7 +102,7 @@ MUTANTS = {
         scenarios.two_pods_share_a_claim_and_the_first_is_deleted_by_force,
     ),
     "a LIST does not replace deletions that the watch has not delivered": Broken(
-        settling.Observed,
+        recounting.Observed,
         "seen_since",
         lambda _listed, watched, _counted: watched.since,
         scenarios.a_pod_that_only_a_replica_has_counted_is_deleted_by_force,
@@ -127,7 +127,7 @@ def test_a_pod_that_has_ended_releases_its_gpu_at_once(*, claimed: bool) -> None
     world.end(pod)
     if claimed:
         let_claim_go(world, pod)
-    world.hear_and_settle()
+    world.hear_and_recount()
     assert world.used() == 0
 
 
@@ -142,7 +142,7 @@ def test_a_pod_that_ended_while_no_replica_led_releases_its_gpu_as_soon_as_its_s
     if claimed:
         let_claim_go(world, pod)
     world.hand_over()
-    world.hear_and_settle()
+    world.hear_and_recount()
     assert world.used() == 100
 
 
@@ -151,13 +151,13 @@ def test_a_standby_measures_the_ages_of_charges_before_it_leads() -> None:
     world.admit(TruePod("never-stored", 30))
     pod = running(world, "pod", 60)
     world.delete(pod)
-    world.hear_and_settle()
+    world.hear_and_recount()
     world.standby.hear_all()
     world.standby.note()
     world.pass_by(STORABLE_SECONDS + 1)
     assert world.used() == 200
     world.hand_over()
-    world.settle()
+    world.recount()
     assert world.used() == 0
 
 
@@ -170,10 +170,10 @@ def test_a_claim_stays_in_the_count_until_the_watch_of_pods_shows_that_its_pod_h
     world.end(pod)
     let_claim_go(world, pod)
     world.leader.hear(CLAIMS, 10)
-    world.settle()
+    world.recount()
     assert (world.ledger.claimed, world.ledger.terminating) == ({MODEL: ONE}, {})
     world.leader.hear(PODS, 10)
-    world.settle()
+    world.recount()
     assert (world.ledger.claimed, world.ledger.terminating) == ({}, {})
 
 
@@ -185,10 +185,10 @@ def test_a_claim_that_was_reserved_for_a_pod_that_was_never_bound_is_released_at
     world.admit_claim(TrueClaim("pod-claim"))
     world.store(world.claims["pod-claim"])
     world.allocate(pod)
-    world.hear_and_settle()
+    world.hear_and_recount()
     world.delete(pod)
     let_claim_go(world, pod)
-    world.hear_and_settle()
+    world.hear_and_recount()
     assert world.used() == 0
 
 
@@ -205,7 +205,7 @@ def test_the_record_of_a_long_grace_period_is_removed_with_its_last_pod() -> Non
     assert (world.ledger.graces, world.ledger.claim_grace) == ({MODEL: LONG}, LONG)
     for each in (pod, user):
         world.end(each)
-    world.hear_and_settle()
+    world.hear_and_recount()
     assert (world.ledger.graces, world.ledger.claim_grace) == ({}, 0)
 
 
@@ -234,7 +234,7 @@ def test_charges_that_a_replica_may_have_admitted_hide_no_deletion(reserved: int
     reservations = {"replica": Reservation({MODEL: _cards(reserved)}, 1)} if reserved else {}
     counted = Ledger({MODEL: _cards(5)}, "100", reserved=reservations)
     observed = ObservedPods("200", {MODEL: _cards(3 + arrived)}, (), since="150")
-    terminating = settle(counted, observed).terminating
+    terminating = recount(counted, observed).terminating
     assert sum(each.charge.cores for each in terminating.values()) == 100 * held
 
 

@@ -36,7 +36,7 @@ class RunningMachine(RuleBasedStateMachine):
         for number, grace in enumerate(graces):
             self.create(grace, claimed=number % 2 == 0, steps=BOUND)
         self.world.leader.hear_all()
-        self.world.settle()
+        self.world.recount()
 
     # Steps that tenants and Kubernetes make
 
@@ -120,9 +120,9 @@ class RunningMachine(RuleBasedStateMachine):
             replica.hear_all()
 
     @rule(looks=st.booleans(), standby=st.booleans())
-    def settle(self, *, looks: bool, standby: bool) -> None:
-        """Let the leader or the standby settle the ledger by the events that its watches have delivered."""
-        (self.world.standby if standby else self.world.leader).settle(looks=looks)
+    def recount(self, *, looks: bool, standby: bool) -> None:
+        """Let the leader or the standby recount the ledger by the events that its watches have delivered."""
+        (self.world.standby if standby else self.world.leader).recount(looks=looks)
 
     @rule()
     def hand_over(self) -> None:
@@ -153,7 +153,7 @@ class RunningMachine(RuleBasedStateMachine):
             self.world.now += 700
             self.world.standby.hear_all()
             self.world.leader.hear_all()
-            self.world.leader.settle(looks=True)
+            self.world.leader.recount(looks=True)
         assert self.world.used() == self.world.held()
 
 

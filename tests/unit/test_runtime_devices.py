@@ -21,7 +21,7 @@ CLAIM = {"name": "gpu", "resourceClaimName": "train"}
 NAMES = {"renamed": "nvidia", "sandboxed": "kata-qemu-nvidia-gpu-snp", "plain": "runc", "nvidia-named": "runc"}
 
 
-def refused_paths(manifest: Manifest, *allow: Allowance, **policy: Any) -> list[str]:
+def rejected_paths(manifest: Manifest, *allow: Allowance, **policy: Any) -> list[str]:
     return [fault.path for fault in validated_on_m40(manifest, *allow, **policy).faults]
 
 
@@ -38,11 +38,11 @@ def refused_paths(manifest: Manifest, *allow: Allowance, **policy: Any) -> list[
     kata_without_qemu="kata-nvidia-gpu",
     confidential="kata-qemu-nvidia-gpu-tdx",
 )
-def test_every_class_of_nvidias_operator_and_toolkit_is_refused_without_a_request(name: str) -> None:
+def test_every_class_of_nvidias_operator_and_toolkit_is_rejected_without_a_request(name: str) -> None:
     manifest = pod(container(), runtimeClassName=name)
-    assert refused_paths(manifest) == ["spec.runtimeClassName"]
-    assert refused_paths(manifest, Allowance.RUNTIME_CLASS) == []
-    assert refused_paths(pod(container({"nvidia.com/gpu": 1}), runtimeClassName=name)) == []
+    assert rejected_paths(manifest) == ["spec.runtimeClassName"]
+    assert rejected_paths(manifest, Allowance.RUNTIME_CLASS) == []
+    assert rejected_paths(pod(container({"nvidia.com/gpu": 1}), runtimeClassName=name)) == []
 
 
 @pytest.mark.parametrize("name", ["kata", "kata-qemu", "gvisor", "my-nvidia", "nvidiax", "runc"])
@@ -63,7 +63,7 @@ def test_a_class_is_judged_by_its_handler_and_by_its_name(name: str, *, gives: b
     classes = RuntimeClasses(GPU_RUNTIME_CLASSES, NAMES.get)
     assert classes.gives_gpus(name) is gives
     manifest = pod(container(), runtimeClassName=name)
-    assert refused_paths(manifest, runtime_classes=classes) == ["spec.runtimeClassName"] * gives
+    assert rejected_paths(manifest, runtime_classes=classes) == ["spec.runtimeClassName"] * gives
 
 
 def test_an_administrators_patterns_replace_the_default() -> None:
@@ -78,31 +78,31 @@ def test_an_administrators_patterns_replace_the_default() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(DEVICE_VARIABLES))
-def test_the_variable_of_every_vendors_runtime_is_refused_unless_it_gives_nothing(name: str) -> None:
+def test_the_variable_of_every_vendors_runtime_is_rejected_unless_it_gives_nothing(name: str) -> None:
     def manifest(**value: Any) -> Manifest:
         return pod(container({"nvidia.com/gpu": 1}), init=[container(env=[{"name": name, **value}])])
 
     giving: list[Manifest] = [{"value": "all"}, {"value": "0"}, {}, {"valueFrom": {"fieldRef": {}}}]
     for each in giving:
-        assert refused_paths(manifest(**each)) == ["spec.initContainers[0].env[0]"]
-        assert refused_paths(manifest(**each), Allowance.VISIBLE_DEVICES) == []
+        assert rejected_paths(manifest(**each)) == ["spec.initContainers[0].env[0]"]
+        assert rejected_paths(manifest(**each), Allowance.VISIBLE_DEVICES) == []
     for value in ("none", "void"):
-        assert refused_paths(manifest(value=value)) == []
+        assert rejected_paths(manifest(value=value)) == []
 
 
 @pytest.mark.parametrize(
     "name", ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"]
 )
 def test_a_variable_by_which_a_framework_narrows_its_devices_is_admitted(name: str) -> None:
-    assert refused_paths(pod(container({"nvidia.com/gpu": 1}, env=[{"name": name, "value": "0"}]))) == []
+    assert rejected_paths(pod(container({"nvidia.com/gpu": 1}, env=[{"name": name, "value": "0"}]))) == []
 
 
 @pytest.mark.parametrize("name", ["NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"])
 def test_control_of_mig_is_rejected_even_in_a_container_with_a_gpu(name: str) -> None:
     variable = {"name": name, "value": "all"}
-    assert refused_paths(pod(container({"nvidia.com/gpu": 1}, env=[variable]))) == ["spec.containers[0].env[0]"]
-    assert refused_paths(pod(container({"nvidia.com/gpu": 1}, env=[variable])), Allowance.VISIBLE_DEVICES) == []
-    assert refused_paths(pod(container(env=[{"name": name}]))) == []
+    assert rejected_paths(pod(container({"nvidia.com/gpu": 1}, env=[variable]))) == ["spec.containers[0].env[0]"]
+    assert rejected_paths(pod(container({"nvidia.com/gpu": 1}, env=[variable])), Allowance.VISIBLE_DEVICES) == []
+    assert rejected_paths(pod(container(env=[{"name": name}]))) == []
 
 
 # Tests of old CUDA images
@@ -125,7 +125,7 @@ REQUESTS: dict[str, Mapping[str, int]] = {
 @pytest.mark.parametrize("limits", REQUESTS.values(), ids=REQUESTS)
 def test_an_ordinary_gpu_container_may_set_cuda_version(limits: Mapping[str, int]) -> None:
     units = "{nvidia.com/gpu.shared: {cards: 0.25}}"
-    assert refused_paths(pod(container(limits, env=[LEGACY])), units=units) == []
+    assert rejected_paths(pod(container(limits, env=[LEGACY])), units=units) == []
 
 
 def test_a_request_covers_cuda_version_only_if_the_vendors_device_plugin_sets_nvidia_visible_devices() -> None:
@@ -144,8 +144,8 @@ def test_a_container_that_requests_no_gpu_itself_may_not_set_cuda_version(limits
         (pod(container(limits), init=[exposed]), "spec.initContainers[0].env[0]"),
         (pod(container(limits), init=[sidecar(env=[LEGACY])]), "spec.initContainers[0].env[0]"),
     ):
-        assert refused_paths(manifest, units=units) == [path]
-        assert refused_paths(manifest, Allowance.VISIBLE_DEVICES, units=units) == []
+        assert rejected_paths(manifest, units=units) == [path]
+        assert rejected_paths(manifest, Allowance.VISIBLE_DEVICES, units=units) == []
 
 
 @cases(
@@ -159,11 +159,11 @@ def test_a_container_that_requests_no_gpu_itself_may_not_set_cuda_version(limits
 def test_a_request_for_which_no_plugin_of_nvidia_cards_is_called_does_not_permit_cuda_version(
     limits: Mapping[str, Any], units: str
 ) -> None:
-    assert refused_paths(pod(container(limits, env=[LEGACY])), units=units) == ["spec.containers[0].env[0]"]
+    assert rejected_paths(pod(container(limits, env=[LEGACY])), units=units) == ["spec.containers[0].env[0]"]
 
 
 @cases(
-    "variables, refused",
+    "variables, rejected",
     void=([LEGACY, VOID], False),
     none=([{**VOID, "value": "none"}, LEGACY], False),
     empty=([{"name": "CUDA_VERSION"}], False),
@@ -171,10 +171,10 @@ def test_a_request_for_which_no_plugin_of_nvidia_cards_is_called_does_not_permit
     from_another_object=([{"name": "CUDA_VERSION", "valueFrom": {"fieldRef": {}}}], True),
     void_from_another_object=([LEGACY, {"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {}}}], True),
 )
-def test_cuda_version_is_refused_unless_the_container_hides_the_cards(
-    variables: list[Manifest], *, refused: bool
+def test_cuda_version_is_rejected_unless_the_container_hides_the_cards(
+    variables: list[Manifest], *, rejected: bool
 ) -> None:
-    assert bool(refused_paths(pod(container(env=variables)))) is refused
+    assert bool(rejected_paths(pod(container(env=variables)))) is rejected
 
 
 def test_a_claim_does_not_permit_cuda_version_as_its_driver_is_not_known() -> None:
@@ -182,14 +182,14 @@ def test_a_claim_does_not_permit_cuda_version_as_its_driver_is_not_known() -> No
     gives them to the container whatever the value is.
     """
     using = {"resources": {"claims": [{"name": "gpu"}]}}
-    refused = pod(container(env=[LEGACY], **using), resourceClaims=[CLAIM])
-    assert "spec.containers[0].env[0]" in refused_paths(refused)
-    assert "spec.containers[0].env[0]" not in refused_paths(
+    rejected = pod(container(env=[LEGACY], **using), resourceClaims=[CLAIM])
+    assert "spec.containers[0].env[0]" in rejected_paths(rejected)
+    assert "spec.containers[0].env[0]" not in rejected_paths(
         pod(container(env=[LEGACY, VOID], **using), resourceClaims=[CLAIM])
     )
 
 
-def test_the_refusal_of_cuda_version_says_what_to_do() -> None:
+def test_the_rejection_of_cuda_version_says_what_to_do() -> None:
     assert validated_on_m40(pod(container(env=[LEGACY]))).message == (
         "malformed GPU request: spec.containers[0].env[0]: CUDA_VERSION gives a container without a GPU "
         "resource all cards of its node. Remove CUDA_VERSION, or set NVIDIA_VISIBLE_DEVICES to void in the same "

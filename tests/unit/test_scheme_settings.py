@@ -72,7 +72,7 @@ def test_the_general_scheduler_places_pods_whose_scheme_has_none() -> None:
 
 
 @pytest.mark.parametrize("call", ["mutate", "validate"])
-def test_a_pod_of_two_schedulers_is_refused(call: str) -> None:
+def test_a_pod_of_two_schedulers_is_rejected(call: str) -> None:
     asked = webhook("{hami: {scheduler: a}, vgpu-manager: {scheduler: b}}")
     both = pod(container({"nvidia.com/gpu": 1}), container({"nvidia.com/vgpu-number": 1}), affinity=held_to("M40"))
     answer = getattr(asked, call)(both)
@@ -156,7 +156,7 @@ NOT_A_NAME = "must be the name of a resource, for example nvidia.com/vgpu"
         '.hami.service_accounts[0]: must be a service account, for example hami-system/hami-scheduler; got "hami"',
     ),
 )
-def test_a_malformed_setting_is_refused_with_its_path(text: str, fault: str) -> None:
+def test_a_malformed_setting_is_rejected_with_its_path(text: str, fault: str) -> None:
     with pytest.raises(QuotaFault) as caught:
         known(f"{{{text}}}")
     assert [str(each) for each in caught.value.faults] == [f"gpu_schemes{fault}"]
@@ -172,8 +172,8 @@ TREES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(KE
 def test_any_text_gives_settings_or_faults(tree: object) -> None:
     try:
         schemes = known(json.dumps(tree)).schemes
-    except QuotaFault as refusal:
-        paths = [fault.path for fault in refusal.faults]
+    except QuotaFault as rejection:
+        paths = [fault.path for fault in rejection.faults]
     else:
         paths = [f"gpu_schemes.{name}" for name in {name for scheme in schemes for name in scheme.resources}]
         assert len(paths) == sum(len(scheme.resources) for scheme in schemes)

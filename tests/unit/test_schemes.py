@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.guarded import GUARDED_ANNOTATIONS
-from vcuda.requests.refusals import COMPUTE_POLICY, KAI
+from vcuda.requests.bypasses import COMPUTE_POLICY, KAI
 from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.runtime_devices import DEVICE_ANNOTATIONS
 from vcuda.requests.schemes import SCHEMES, Scheme, is_named
@@ -19,7 +19,7 @@ EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name
 
 
 @EACH
-def test_another_resource_of_a_vendors_domain_is_refused(scheme: Scheme) -> None:
+def test_another_resource_of_a_vendors_domain_is_rejected(scheme: Scheme) -> None:
     """A scheme's pattern for its vendor's resources must also match resources that the scheme does not list."""
     without = GpuResources(schemes=())
     assert all(without.is_unknown_gpu(name) or without.unit_of(name) is not None for name in scheme.resources)

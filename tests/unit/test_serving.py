@@ -12,7 +12,7 @@ from tests.tables import cases
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import Hints
 from vcuda.placement.registers import Card, Registers
-from vcuda.placement.serving import HOSTNAME, MOST_AVOIDED, MOST_OF_AVOIDED, reaches
+from vcuda.placement.serving import HOSTNAME, MAX_AVOIDED, MAX_AVOIDED_LENGTH, reaches
 from vcuda.quota.model import Limit, Mode, NamespaceQuota
 from vcuda.requests.config import parse_config
 from vcuda.requests.resources import GpuResources
@@ -168,12 +168,12 @@ def test_a_pod_that_names_a_scheduler_of_its_own_gets_no_model_that_only_hami_se
 def test_a_pod_that_opts_out_or_names_a_scheduler_uses_hami_if_its_model_has_no_other_nodes() -> None:
     asked = webhook(SEPARATE, "A100")
     assert created(asked, vcuda_pod(WHOLE, **IGNORED)) == ("A100", "hami-scheduler")
-    refused = asked.validate(vcuda_pod(WHOLE, affinity=held_to("A100"), schedulerName="volcano"))
-    assert "spec.schedulerName must be hami-scheduler or empty, because volcano may" in refused.message
+    rejected = asked.validate(vcuda_pod(WHOLE, affinity=held_to("A100"), schedulerName="volcano"))
+    assert "spec.schedulerName must be hami-scheduler or empty, because volcano may" in rejected.message
 
 
 def test_a_pod_is_not_narrowed_by_more_names_than_fit_into_it() -> None:
-    many = {f"h{number}": ("A100", HAMI) for number in range(MOST_AVOIDED + 1)}
+    many = {f"h{number}": ("A100", HAMI) for number in range(MAX_AVOIDED + 1)}
     assert (
         created(webhook(cluster(p1=("A100", {}), **many), "A100"), vcuda_pod(WHOLE, **IGNORED))[1] == "hami-scheduler"
     )
@@ -183,10 +183,10 @@ def test_a_pod_is_not_narrowed_by_more_names_than_fit_into_it() -> None:
 def test_a_pod_is_not_narrowed_if_its_terms_would_repeat_too_many_names(fields: dict[str, Any]) -> None:
     """Each term of the node affinity gets the names of all excluded nodes."""
     host = "h" * 63
-    labels = {f"h{n}": {MODEL: "A100", HOSTNAME: f"{host[:60]}{n:03}"} for n in range(MOST_AVOIDED)}
+    labels = {f"h{n}": {MODEL: "A100", HOSTNAME: f"{host[:60]}{n:03}"} for n in range(MAX_AVOIDED)}
     nodes = Nodes.of({**labels, "p1": {MODEL: "A100", HOSTNAME: "host-p1"}}, LABELS, dict.fromkeys(labels, HAMI))
     asked = webhook(nodes, "A100")
-    most = MOST_OF_AVOIDED // (MOST_AVOIDED * len(host))
+    most = MAX_AVOIDED_LENGTH // (MAX_AVOIDED * len(host))
     several = term(requirement("zone", "Exists"))
     scheduler = fields.get("schedulerName", "")
     narrowed = vcuda_pod(WHOLE, affinity=required(*[several] * most), **fields)
@@ -199,8 +199,8 @@ def test_a_pod_is_not_narrowed_if_its_terms_would_repeat_too_many_names(fields: 
     if not scheduler:
         assert created(asked, larger) == ("A100", "hami-scheduler")
         return
-    refused = asked.validate(patched(larger, answer.patch))
-    assert "spec.schedulerName must be hami-scheduler or empty, because volcano may" in refused.message
+    rejected = asked.validate(patched(larger, answer.patch))
+    assert "spec.schedulerName must be hami-scheduler or empty, because volcano may" in rejected.message
 
 
 def test_a_quota_that_only_warns_admits_a_pod_that_no_node_can_serve() -> None:

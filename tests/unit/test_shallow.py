@@ -11,7 +11,7 @@ from hypothesis import assume, given, strategies as st
 from controller.plugin.kubectl import read_json
 from tests.api_double import Handle
 from vcuda import shallow as under_test
-from vcuda.admission_review import MOST_REPAIRED, read_review
+from vcuda.admission_review import MAX_REPAIRED, read_review
 from vcuda.allocations.stored_claims import ClaimReader
 from vcuda.k8s_types import Decoder, Pod
 from vcuda.kube import Params, Reflector
@@ -148,7 +148,7 @@ def test_the_charge_of_a_claim_does_not_depend_on_the_parameters_of_drivers(junk
 
 @given(JUNKS)
 def test_a_review_of_any_object_is_read(junk: bytes) -> None:
-    assume(len(junk) < MOST_REPAIRED - 1024)
+    assume(len(junk) < MAX_REPAIRED - 1024)
     review = b'{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","object":%b}}'
     found = read_review(review.replace(b"%b", pod("odd", 2, junk)))
     assert scheduler(found.object) == "v2"

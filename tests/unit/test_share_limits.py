@@ -133,23 +133,23 @@ def test_a_variable_that_lifts_no_limit_of_this_vendor_is_admitted(scheme: Schem
 
 
 @cases(
-    "value, refused",
+    "value, rejected",
     as_hamis_webhook_writes_it=("1", False),
     another_one=("0", True),
 )
-def test_the_priority_is_that_of_the_resource(value: str, *, refused: bool) -> None:
+def test_the_priority_is_that_of_the_resource(value: str, *, rejected: bool) -> None:
     limits = {**share_of(HAMI), "nvidia.com/priority": 1}
-    assert bool(faults_of(with_variable(limits, "CUDA_TASK_PRIORITY", value))) is refused
+    assert bool(faults_of(with_variable(limits, "CUDA_TASK_PRIORITY", value))) is rejected
 
 
-def test_a_common_variable_is_refused_only_in_the_container_that_has_the_share() -> None:
+def test_a_common_variable_is_rejected_only_in_the_container_that_has_the_share() -> None:
     path: Manifest = {"env": [{"name": "LD_LIBRARY_PATH", "value": "/opt/lib"}]}
     share = container(share_of(GPU_MANAGER))
     assert faults_of(pod(share, container(**path))) == []
     assert faults_of(pod(container(), container(share_of(GPU_MANAGER), **path))) == ["spec.containers[1].env[0]"]
 
 
-def test_a_variable_of_a_vendor_is_refused_in_every_container_of_the_pod() -> None:
+def test_a_variable_of_a_vendor_is_rejected_in_every_container_of_the_pod() -> None:
     variable = {"name": "CUDA_OVERSUBSCRIBE", "value": "true"}
     assert faults_of(pod(container(share_of(HAMI)), init=[container(env=[variable])])) == [
         "spec.initContainers[0].env[0]"
@@ -157,7 +157,7 @@ def test_a_variable_of_a_vendor_is_refused_in_every_container_of_the_pod() -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "refused"),
+    ("name", "rejected"),
     [
         ("CUDA_DISABLE_CONTROL", True),
         ("DISABLE_VGPU_CONTROL", True),
@@ -168,11 +168,11 @@ def test_a_variable_of_a_vendor_is_refused_in_every_container_of_the_pod() -> No
         ("LOGGER_LEVEL", False),
     ],
 )
-def test_a_pod_with_a_claim_or_a_unit_may_have_a_share_of_any_vendor_with_dra(name: str, *, refused: bool) -> None:
+def test_a_pod_with_a_claim_or_a_unit_may_have_a_share_of_any_vendor_with_dra(name: str, *, rejected: bool) -> None:
     claiming = container(env=[{"name": name, "value": "99"}], resources={"claims": [{"name": "gpu"}]})
-    assert faults_of(pod(claiming, resourceClaims=[CLAIM])) == [VARIABLE] * refused
+    assert faults_of(pod(claiming, resourceClaims=[CLAIM])) == [VARIABLE] * rejected
     units = "{volcano.sh/vgpu-number: {cards: 0.1}}"
-    assert faults_of(with_variable({"volcano.sh/vgpu-number": 1}, name), units=units) == [VARIABLE] * refused
+    assert faults_of(with_variable({"volcano.sh/vgpu-number": 1}, name), units=units) == [VARIABLE] * rejected
 
 
 # Tests of mounts

@@ -119,6 +119,6 @@ def test_a_model_whose_cards_have_less_memory_than_a_container_requests_is_exclu
     no_memory=("{}", "{A100: {memory: 40}}", "gpu_models.A100.memory: must have a unit, for example 40Mi"),
 )
 def test_a_mistake_in_these_keys_is_a_fault_at_its_place(schemes: str, models: str, fault: str) -> None:
-    with pytest.raises(QuotaFault) as refused:
+    with pytest.raises(QuotaFault) as rejected:
         configured(schemes, models)
-    assert str(refused.value.faults[0]).startswith(fault)
+    assert str(rejected.value.faults[0]).startswith(fault)

@@ -8,8 +8,8 @@ import pytest
 from controller.garbage.stale_gc import (
     EVERYTHING,
     MAX_ATTEMPTS,
+    MAX_KEYS_LOGGED,
     MIN_INTERVAL_SECONDS,
-    MOST_KEYS_LOGGED,
     PERIOD_SECONDS,
     RETRY_SECONDS,
     STUCK_PERIODS,
@@ -80,7 +80,7 @@ def test_an_allocation_of_thousands_of_keys_and_of_huge_texts_is_removed_as_a_wh
     lines = cleaner.serve()
     assert marks_on(cleaner.api) == {"own/one": "x"}
     assert {line["scheme"]: line["removals"] for line in lines} == {"gpu-manager": 5003, "hami": 2}
-    assert all(len(line["keys"]) <= MOST_KEYS_LOGGED for line in lines)
+    assert all(len(line["keys"]) <= MAX_KEYS_LOGGED for line in lines)
 
 
 def test_a_future_time_counts_as_the_time_at_which_it_was_seen(cleaner: Cleaner) -> None:
@@ -134,16 +134,16 @@ def test_a_pod_that_another_client_writes_first_is_judged_again_and_cleared(past
 
 
 @pytest.mark.parametrize(
-    ("refusal", "tries"),
+    ("rejection", "tries"),
     [
         (ApiError(403, "you may not"), 1),
         (Conflict(409, "the object has been modified"), MAX_ATTEMPTS),
         (ApiError(422, "the test failed"), MAX_ATTEMPTS),
     ],
 )
-def test_a_patch_that_is_always_rejected_is_retried_later(past: Cleaner, refusal: ApiError, tries: int) -> None:
+def test_a_patch_that_is_always_rejected_is_retried_later(past: Cleaner, rejection: ApiError, tries: int) -> None:
     kept = marks_on(past.api)
-    past.api.deliver = rejected(refusal, "PATCH")
+    past.api.deliver = rejected(rejection, "PATCH")
     [line] = past.serve()
     assert (line["event"], line["log_level"]) == ("stale allocations could not be checked", "warning")
     assert marks_on(past.api) == kept
@@ -265,17 +265,17 @@ def test_an_invalid_node_name_is_not_looked_up_and_names_no_node(cleaner: Cleane
 
 
 def test_without_the_right_to_read_nodes_pods_are_still_cleared_in_time(orphaned: Cleaner) -> None:
-    plain, refused = orphaned.api.get, ApiError(403, "nodes is forbidden")
+    plain, rejected = orphaned.api.get, ApiError(403, "nodes is forbidden")
 
     def get(path: str, *arguments: Any, **named: Any) -> bytes:
         if path.startswith(NODES):
-            raise refused
+            raise rejected
         return plain(path, *arguments, **named)
 
     # The API server double's hook `deliver` does not get the path of a call, so this test replaces `get`.
     orphaned.api.get = get  # type: ignore[method-assign]
     for orphaned.now in (START, START + RETRY_SECONDS, START + TIMEOUT - 1):
-        assert {(line["log_level"], line["error"]) for line in orphaned.serve()} == {("warning", str(refused))}
+        assert {(line["log_level"], line["error"]) for line in orphaned.serve()} == {("warning", str(rejected))}
         assert marks_on(orphaned.api)
     orphaned.now = START + TIMEOUT + MAX_RETRY_SECONDS
     assert [line["rule"] for line in orphaned.serve()] == ["unbound"]

@@ -9,8 +9,8 @@ import pytest
 import structlog
 
 from controller.pods import REMEMBER_GONE_SECONDS
-from controller.refusals import CLAIM_REASON
-from controller.retry.claim_retrier import MOST_AT_ONCE, ClaimRetrier
+from controller.retry.claim_retrier import MAX_AT_ONCE, ClaimRetrier
+from controller.seen_events import CLAIM_REASON
 from examples.claims import CLASSES, NODES, NVIDIA, claim, claim_policy, view
 from tests.api_double import ApiDouble
 from tests.builders import Manifest, stored_pod
@@ -22,8 +22,8 @@ from vcuda.claims.request import read_claim
 from vcuda.errors import NotFound, Unavailable
 from vcuda.kube import DeviceInformer, LedgerStore, ServedWatches
 from vcuda.ledger.ledger import UNSEEN_SECONDS, Ledger, Pending
+from vcuda.ledger.recount import ObservedClaims, ObservedPods, recount
 from vcuda.ledger.report import ModelUse, NamespaceUse
-from vcuda.ledger.settle import ObservedClaims, ObservedPods, settle
 from vcuda.quota.model import OVER_QUOTA, Charge
 
 ONE, TWO = Charge(100, 0, 100), Charge(200, 0, 200)
@@ -168,17 +168,19 @@ def test_a_claim_is_charged_until_it_is_deleted_and_its_pending_charge_counts_on
     pending = {f"{name}-uid": Pending("A100", CARD) for name in ("a", "b")}
     ledger = Ledger({}, "99", pending)
 
-    def settled(*left_out: str) -> Ledger:
+    def recounted(*left_out: str) -> Ledger:
         catch_up(informer.reflector)
-        return settle(ledger, ObservedPods("100", {}, (), claims=informer.observed("team-a", left_out, UNSEEN_SECONDS)))
+        return recount(
+            ledger, ObservedPods("100", {}, (), claims=informer.observed("team-a", left_out, UNSEEN_SECONDS))
+        )
 
     api.store(OWN.format("a"), pinned("a"))
     api.store(OWN.format("x"), claim(name="x", uid="x-uid", namespace="team-a"))
-    ledger = settled()
+    ledger = recounted()
     assert (ledger.claimed, [*ledger.pending]) == ({"A100": ONE}, ["b-uid"])
-    assert settled("a").claimed == {}
+    assert recounted("a").claimed == {}
     api.remove(OWN.format("a"))
-    ledger = settled()
+    ledger = recounted()
     assert (ledger.claimed, [*ledger.pending], {*changed}) == ({}, ["b-uid"], {"team-a"})
     clock.pass_by(REMEMBER_GONE_SECONDS + 1)
     assert [*informer.namespaces()] == ["team-a"]
@@ -194,7 +196,7 @@ def test_a_claim_is_charged_until_it_is_deleted_and_its_pending_charge_counts_on
 def test_while_the_watch_is_quiet_claims_are_listed_only_if_the_ledger_differs(
     api: ApiDouble, store: LedgerStore, counted: Charge, pending: tuple[str, ...], *, listed: bool
 ) -> None:
-    """A watch without events stays at an old version. If that alone led to a LIST, each settling would need one."""
+    """A watch without events stays at an old version. If that alone led to a LIST, each recounting would need one."""
     admitted = {f"{name}-uid": Pending("A100", CARD) for name in pending}
     ledger = Ledger(pending=admitted, claimed={"A100": counted}, claim_resource_version="999")
     informer = claim_informer(api, store)
@@ -204,7 +206,7 @@ def test_while_the_watch_is_quiet_claims_are_listed_only_if_the_ledger_differs(
     found = informer.as_new_as(ledger, "team-a", ())
     assert (bool(api.calls), found is not None) == (listed, listed)
     if found is None:
-        assert settle(ledger, ObservedPods("999", {}, ())).claimed == ledger.claimed
+        assert recount(ledger, ObservedPods("999", {}, ())).claimed == ledger.claimed
 
 
 def test_a_list_and_the_watch_count_a_claims_devices_alike_and_once(api: ApiDouble, store: LedgerStore) -> None:
@@ -255,11 +257,11 @@ def test_watches_begin_when_the_api_server_serves_claims_and_delay_nothing(api: 
             return path.encode()
 
     watches = ServedWatches(Served(), DeviceInformer(api.kube).reflectors(), wait=lambda s: bool(waited.append(s)))  # type: ignore[arg-type, func-returns-value]
-    states = [watches.settled, bool(watches.running())]
+    states = [watches.is_ready, bool(watches.running())]
     with structlog.testing.capture_logs():
         watches.run()
     watches.stop()
-    assert (states, waited[-1], watches.settled) == ([False, False], 60.0, True)
+    assert (states, waited[-1], watches.is_ready) == ([False, False], 60.0, True)
     assert {*watches.running()} == {"resourceslices", "deviceclasses"}
 
 
@@ -270,7 +272,7 @@ def report(used: float) -> NamespaceUse:
     return NamespaceUse("team-a", "enforce", (ModelUse("A100", 4, used, 0, 4 - used),))
 
 
-def refused(name: str, message: str = f"{OVER_QUOTA}: A100 in namespace team-a", uid: str | None = None) -> Manifest:
+def rejected(name: str, message: str = f"{OVER_QUOTA}: A100 in namespace team-a", uid: str | None = None) -> Manifest:
     about = {"kind": "Pod", "name": name, "uid": uid or f"{name}-uid"}
     return {"metadata": {"name": f"{name}.1"}, "involvedObject": about, "message": message, "reason": CLAIM_REASON}
 
@@ -292,14 +294,14 @@ def woken(api: ApiDouble) -> list[str]:
 
 @cases(
     "pod, event, is_woken",
-    refused_for_quota=(waiting("a"), refused("a"), True),
-    its_claim_exists_by_now=(waiting("a", "gpu"), refused("a"), False),
-    refused_for_another_reason=(waiting("a"), refused("a", "no such template"), False),
-    another_pod_of_this_name_was_refused=(waiting("a"), refused("a", uid="of-another"), False),
-    gone=(waiting("b"), refused("a"), False),
-    no_name=(waiting("a"), refused("../../x", uid="a-uid"), False),
+    rejected_for_quota=(waiting("a"), rejected("a"), True),
+    its_claim_exists_by_now=(waiting("a", "gpu"), rejected("a"), False),
+    rejected_for_another_reason=(waiting("a"), rejected("a", "no such template"), False),
+    another_pod_of_this_name_was_rejected=(waiting("a"), rejected("a", uid="of-another"), False),
+    gone=(waiting("b"), rejected("a"), False),
+    no_name=(waiting("a"), rejected("../../x", uid="a-uid"), False),
 )
-def test_a_pod_whose_claim_was_refused_is_woken_when_quota_is_freed(
+def test_a_pod_whose_claim_was_rejected_is_woken_when_quota_is_freed(
     api: ApiDouble, pod: Manifest, event: Manifest, *, is_woken: bool
 ) -> None:
     api.store(f"{PODS}/{pod['metadata']['name']}", pod)
@@ -315,27 +317,27 @@ def test_a_pod_whose_claim_was_refused_is_woken_when_quota_is_freed(
 
 def test_some_of_many_waiting_pods_are_woken_per_turn_and_none_without_served_claims(api: ApiDouble) -> None:
     served = [False, True, True]
-    for number in range(MOST_AT_ONCE + 5):
+    for number in range(MAX_AT_ONCE + 5):
         api.store(f"{PODS}/a{number}", waiting(f"a{number}"))
-        api.store(f"{EVENTS}/a{number}.1", refused(f"a{number}"))
+        api.store(f"{EVENTS}/a{number}.1", rejected(f"a{number}"))
     retrier = ClaimRetrier(api.kube, lambda: served.pop(0))
     retrier.report("team-a", report(0))
     counts = []
     for _ in range(3):
         retrier.reconciler.turn("team-a")
         counts.append(len(woken(api)))
-    assert counts == [0, MOST_AT_ONCE, 5]
+    assert counts == [0, MAX_AT_ONCE, 5]
     assert retrier.reconciler.queue.is_active("team-a")
 
 
 def test_few_pods_of_forged_events_are_looked_up_per_turn(api: ApiDouble) -> None:
     """A user can write many Events. They must not delay the retries in other namespaces."""
-    for number in range(3 * MOST_AT_ONCE):
-        api.store(f"{EVENTS}/a{number}.1", refused(f"a{number}"))
+    for number in range(3 * MAX_AT_ONCE):
+        api.store(f"{EVENTS}/a{number}.1", rejected(f"a{number}"))
     retrier = ClaimRetrier(api.kube, lambda: True)
     retrier.report("team-a", report(0))
     retrier.reconciler.turn("team-a")
-    assert (api.calls.count("GET"), retrier.reconciler.queue.is_active("team-a")) == (MOST_AT_ONCE, True)
+    assert (api.calls.count("GET"), retrier.reconciler.queue.is_active("team-a")) == (MAX_AT_ONCE, True)
 
 
 def test_no_charge_is_kept_of_a_claim_that_is_deleted_while_another_thread_charges_it(

@@ -7,14 +7,14 @@ import pytest
 from examples.allocations import NODE, RECORDED, allocated_pod, marks
 from tests import builders
 from tests.tables import cases
-from vcuda.allocations.cards import MOST_SHARES, PodCards, Share
+from vcuda.allocations.cards import MAX_SHARES, PodCards, Share
 from vcuda.allocations.stored_pods import (
-    LONGEST_LIST,
-    LONGEST_NODE,
-    LONGEST_REMEMBERED,
-    LONGEST_WORDS,
-    MOST_KEYS_REMEMBERED,
-    MOST_REQUESTS_REMEMBERED,
+    MAX_KEYS_REMEMBERED,
+    MAX_LIST_LENGTH,
+    MAX_NODE_LENGTH,
+    MAX_REMEMBERED_LENGTH,
+    MAX_REQUESTS_REMEMBERED,
+    MAX_WORDS_LENGTH,
     Allocation,
     RequestCache,
     StoredPod,
@@ -152,8 +152,8 @@ def test_an_empty_value_is_ignored() -> None:
 def test_the_request_of_equal_pods_is_parsed_once_and_never_confused() -> None:
     """Pods with equal requests may differ in other fields: a gated pod's node selection may be narrowed later."""
     cache = RequestCache(BUILT_IN, builders.LABELS)
-    long = [{"name": "A", "value": "x" * LONGEST_REMEMBERED}]
-    many = [{"tencent.com/vcuda-core": 100 * number} for number in range(1, MOST_REQUESTS_REMEMBERED + 2)]
+    long = [{"name": "A", "value": "x" * MAX_REMEMBERED_LENGTH}]
+    many = [{"tencent.com/vcuda-core": 100 * number} for number in range(1, MAX_REQUESTS_REMEMBERED + 2)]
     env = [{**builders.container(limits), "env": long} for limits in many[:2]]
     held: list[dict[str, Any]] = [{"affinity": builders.held_to("M40")}, {"affinity": builders.held_to("P100")}, {}]
     selected = [{"nodeSelector": {builders.MODEL: model}} for model in ("M40", "A100")]
@@ -192,11 +192,11 @@ def test_only_a_bounded_part_of_huge_pod_annotations_is_kept(name: str, fill: st
     asked = {"tencent.com/vcuda-core": 10**9}
     found = kept(stored(asked, annotations={key: text}))
     assert found.allocation
-    assert size_of(found) <= LONGEST_NODE + 100
+    assert size_of(found) <= MAX_NODE_LENGTH + 100
     bound = kept(stored(asked, nodeName="gpu-1", annotations={key: text}))
-    assert size_of(bound) <= LONGEST_WORDS + 200 + 100 * MOST_SHARES
+    assert size_of(bound) <= MAX_WORDS_LENGTH + 200 + 100 * MAX_SHARES
     ended = kept(stored(asked, "Failed", nodeName="gpu-1", annotations={key: text}))
-    assert size_of(ended) <= LONGEST_NODE + 100
+    assert size_of(ended) <= MAX_NODE_LENGTH + 100
 
 
 def test_one_of_thousands_of_keys_with_a_schemes_prefix_is_kept_and_all_are_removed() -> None:
@@ -218,20 +218,23 @@ def test_one_of_thousands_of_keys_with_a_schemes_prefix_is_kept_and_all_are_remo
 @pytest.mark.parametrize(
     ("annotations", "cut"),
     [
-        ({"hami.io/vgpu-devices-allocated": "GPU-1,NVIDIA,1000,30:;" * (LONGEST_LIST // 22)}, False),
-        ({"hami.io/vgpu-devices-allocated": "x," * (LONGEST_LIST // 2 + 1)}, True),
-        ({"hami.io/vgpu-devices-allocated": ",".join(f"GPU-{number}" for number in range(LONGEST_WORDS // 5))}, True),
+        ({"hami.io/vgpu-devices-allocated": "GPU-1,NVIDIA,1000,30:;" * (MAX_LIST_LENGTH // 22)}, False),
+        ({"hami.io/vgpu-devices-allocated": "x," * (MAX_LIST_LENGTH // 2 + 1)}, True),
+        (
+            {"hami.io/vgpu-devices-allocated": ",".join(f"GPU-{number}" for number in range(MAX_WORDS_LENGTH // 5))},
+            True,
+        ),
         ({"nvidia.com/real-allocated": "x" * HUGE}, True),
         ({"tencent.com/predicate-node": "x" * 253}, False),
         ({"tencent.com/predicate-node": "x" * HUGE}, True),
         ({"hami.io/vgpu-devices-to-allocate": "x" * HUGE}, False),
-        ({"tencent.com/predicate-gpu-idx-0": ",".join(["0"] * MOST_SHARES)}, False),
+        ({"tencent.com/predicate-gpu-idx-0": ",".join(["0"] * MAX_SHARES)}, False),
         ({"tencent.com/predicate-gpu-idx-0": "0,1", "tencent.com/predicate-gpu-idx-1": "0"}, False),
     ],
 )
 def test_a_pod_with_cut_records_is_marked(annotations: dict[str, str], *, cut: bool) -> None:
     """A pod is marked as cut only if a rule reads the text that was cut."""
-    limits = {"tencent.com/vcuda-core": 100 * MOST_SHARES}
+    limits = {"tencent.com/vcuda-core": 100 * MAX_SHARES}
     found = kept(stored(limits, nodeName="gpu-1", annotations=annotations))
     assert found.is_cut is cut
     assert found.charge == kept(stored(limits)).charge
@@ -239,11 +242,11 @@ def test_a_pod_with_cut_records_is_marked(annotations: dict[str, str], *, cut: b
 
 def test_a_pod_with_more_shares_than_are_kept_keeps_the_first_and_is_marked() -> None:
     share = builders.container({"tencent.com/vcuda-core": 10, "tencent.com/vcuda-memory": 1})
-    keys = {f"tencent.com/predicate-gpu-idx-{number}": "1" for number in range(MOST_SHARES + 1)}
-    manifest = stored(containers=[share] * (MOST_SHARES + 1), nodeName="gpu-1", annotations=keys)
+    keys = {f"tencent.com/predicate-gpu-idx-{number}": "1" for number in range(MAX_SHARES + 1)}
+    manifest = stored(containers=[share] * (MAX_SHARES + 1), nodeName="gpu-1", annotations=keys)
     found = kept(manifest)
     assert found.cards
-    assert (len(found.cards.shares), found.is_cut) == (MOST_SHARES, True)
+    assert (len(found.cards.shares), found.is_cut) == (MAX_SHARES, True)
 
 
 def test_a_longer_text_than_a_label_can_have_is_no_model() -> None:
@@ -254,7 +257,7 @@ def test_a_longer_text_than_a_label_can_have_is_no_model() -> None:
 
 
 def test_the_owner_of_an_allocation_does_not_depend_on_the_number_of_keys() -> None:
-    keys = {f"tencent.com/predicate-gpu-idx-{number}": "0" for number in range(2 * MOST_KEYS_REMEMBERED)}
+    keys = {f"tencent.com/predicate-gpu-idx-{number}": "0" for number in range(2 * MAX_KEYS_REMEMBERED)}
     few = kept(stored_with(dict([*keys.items()][:2]))).allocation
     many = kept(stored_with(keys)).allocation
     assert few

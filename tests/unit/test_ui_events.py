@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from controller.garbage import stale_gc
-from controller.refusals import (
+from controller.seen_events import (
     CLAIM_REASON,
     MAX_MESSAGE_LENGTH,
     REASON,
     ReportedObject,
     SeenEvent,
     merge_by_workload,
-    read_refusal,
+    read_rejection,
 )
 from controller.ui.events import PERIOD_SECONDS, Newest, Reported, ReportedEvents, StoredEvent, by_turns, read_removal
 from examples.usage import NOW
@@ -47,8 +47,8 @@ def event(message: str | None, **fields: Any) -> SeenEvent:
     a_long_message_is_cut=(DENIED + "x" * 5000, "x" * MAX_MESSAGE_LENGTH),
 )
 def test_our_rejection_is_recognized_by_the_webhook_or_its_text(message: str, reason: str) -> None:
-    refusal = read_refusal(event(message))
-    assert refusal == ReportedObject("team-a", "ReplicaSet", "train-6d9", reason, NEW_YEAR, 1)
+    rejection = read_rejection(event(message))
+    assert rejection == ReportedObject("team-a", "ReplicaSet", "train-6d9", reason, NEW_YEAR, 1)
 
 
 @cases(
@@ -60,7 +60,7 @@ def test_our_rejection_is_recognized_by_the_webhook_or_its_text(message: str, re
     webhook_away='Error creating: Internal error occurred: failed calling webhook "validate.quota.vcuda.io": timeout',
 )
 def test_rejections_by_others_are_not_shown(message: str | None) -> None:
-    assert read_refusal(event(message)) is None
+    assert read_rejection(event(message)) is None
 
 
 @cases(
@@ -94,20 +94,20 @@ def test_a_removal_names_its_object() -> None:
     )
 
 
-def refusal(name: str, at: int, message: str = "no", count: int = 1) -> ReportedObject:
+def rejection(name: str, at: int, message: str = "no", count: int = 1) -> ReportedObject:
     return ReportedObject("team-a", "ReplicaSet", name, message, f"2026-01-01T00:00:{at:02}Z", count)
 
 
 def test_one_workload_is_shown_once_with_its_newest_reason_and_the_sum_of_all() -> None:
-    events = [refusal("a", 9, "newest", 2), refusal("b", 8), refusal("a", 7, "older", 5)]
-    assert merge_by_workload(events) == (refusal("a", 9, "newest", 7), refusal("b", 8))
+    events = [rejection("a", 9, "newest", 2), rejection("b", 8), rejection("a", 7, "older", 5)]
+    assert merge_by_workload(events) == (rejection("a", 9, "newest", 7), rejection("b", 8))
 
 
 def remembered(*told: tuple[str, int], most: int = 9, most_of_one: int = 9) -> list[str]:
     """Add a rejection for each namespace and second. Return the remembered ones as NAMESPACE/SECOND, newest first."""
     newest: Newest = Newest(most, most_of_one)
     for namespace, at in told:
-        newest.add(namespace, f"{namespace}/{at}", refusal(f"{namespace}/{at}", at))
+        newest.add(namespace, f"{namespace}/{at}", rejection(f"{namespace}/{at}", at))
     return [each.name for each in newest.all()]
 
 
@@ -124,14 +124,14 @@ def test_events_of_one_namespace_never_displace_those_of_another() -> None:
 
 def test_a_repeated_event_replaces_itself() -> None:
     newest: Newest = Newest(2)
-    for uid, told in (("same", refusal("a", 1)), ("same", refusal("a", 3)), ("other", refusal("b", 2))):
+    for uid, told in (("same", rejection("a", 1)), ("same", rejection("a", 3)), ("other", rejection("b", 2))):
         newest.add("team-a", uid, told)
-    assert newest.all() == [refusal("a", 3), refusal("b", 2)]
+    assert newest.all() == [rejection("a", 3), rejection("b", 2)]
 
 
 def test_the_newest_of_each_namespace_is_listed_before_any_second_one() -> None:
     """The page shows only the first entries. One namespace with many Events must not fill the list."""
-    told = [replace(refusal(f"{at}", at), namespace="x" if at > 3 else f"team-{at}") for at in (9, 8, 7, 3, 1)]
+    told = [replace(rejection(f"{at}", at), namespace="x" if at > 3 else f"team-{at}") for at in (9, 8, 7, 3, 1)]
     assert [each.name for each in by_turns(told)] == ["9", "3", "1", "8", "7"]
 
 

@@ -77,7 +77,7 @@ def test_a_policy_that_is_in_effect_after_its_deletion_is_waited_for(installed: 
     assert 1005 < clock.now < 1010
 
 
-def test_a_refusal_that_lasts_is_an_error(installed: ApiDouble) -> None:
+def test_a_rejection_that_lasts_is_an_error(installed: ApiDouble) -> None:
     installed.deliver = rejected(Forbidden(403, "this account may not patch configmaps"), "PATCH")
     with pytest.raises(Forbidden, match="may not patch"):
         uninstall(installed, Clock())

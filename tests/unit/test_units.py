@@ -14,8 +14,8 @@ from tests.replicas import POD, Replica
 from tests.tables import cases
 from vcuda.errors import Fault, QuotaFault
 from vcuda.kube import LedgerStore, QuotaInformer, QuotaPlace
-from vcuda.ledger.ledger import Ledger, Refused
-from vcuda.ledger.settle import ObservedPods, settle
+from vcuda.ledger.ledger import Ledger, Rejected
+from vcuda.ledger.recount import ObservedPods, recount
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge
 from vcuda.requests.config import parse_config
@@ -129,7 +129,7 @@ BUILT_IN = "must not be listed, because the charge of this resource is built in"
         ("gpu: {cards: 1}", f'.gpu: {SPELLING}; got "gpu"'),
     ],
 )
-def test_a_malformed_unit_is_refused_with_its_path(units: str, fault: str) -> None:
+def test_a_malformed_unit_is_rejected_with_its_path(units: str, fault: str) -> None:
     assert faults_of("gpu_units", f"{{{units}}}") == [f"gpu_units{fault}"]
 
 
@@ -144,7 +144,7 @@ def test_a_malformed_unit_is_refused_with_its_path(units: str, fault: str) -> No
         ),
     ],
 )
-def test_a_malformed_key_is_refused_with_its_path(key: str, text: str, fault: str) -> None:
+def test_a_malformed_key_is_rejected_with_its_path(key: str, text: str, fault: str) -> None:
     assert faults_of(key, text) == [fault]
 
 
@@ -272,9 +272,9 @@ def test_an_edit_of_only_the_units_lists_and_charges_the_pods_again(api: ApiDoub
 def test_a_count_by_older_units_lowers_no_ledger_and_a_newer_one_always_counts() -> None:
     ledger = Ledger({"M40": Charge(50)}, "100", config_version="90")
     by_older = ObservedPods("200", {}, (), config_version="80")
-    assert settle(ledger, by_older) is ledger
+    assert recount(ledger, by_older) is ledger
     same = ObservedPods("100", {"M40": Charge(50)}, (), since="100", config_version="95")
-    assert settle(ledger, same).config_version == "95"
+    assert recount(ledger, same).config_version == "95"
 
 
 def test_a_replica_counts_a_ledger_again_that_was_counted_by_older_units(api: ApiDouble) -> None:
@@ -282,7 +282,7 @@ def test_a_replica_counts_a_ledger_again_that_was_counted_by_older_units(api: Ap
     world.edit("{nvidia.com/gpu.shared: {cards: 2}}")
     replica.store.resources = world.quota.resources
     replica.store.write("team-a", Ledger({}, "103", config_version="1"), replica.store.open("team-a"))
-    assert isinstance(replica.charge("uid-1"), Refused)
+    assert isinstance(replica.charge("uid-1"), Rejected)
 
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
@@ -296,7 +296,7 @@ def test_any_text_is_read_or_rejected_with_a_path(text: str) -> None:
     faults: tuple[Fault, ...] = ()
     try:
         read = parse_config({"gpu_quota": "{}", "gpu_units": text}).resources
-    except QuotaFault as refused:
-        faults = refused.faults
+    except QuotaFault as rejected:
+        faults = rejected.faults
     assert all(fault.path.removeprefix("data.").startswith("gpu_units") and fault.message for fault in faults)
     assert all(worth.cores > 0 or worth == Charge() for worth in read.own_units.values())

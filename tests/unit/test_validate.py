@@ -19,7 +19,7 @@ from vcuda.placement.patches import Hints
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Shortage, Usage
 from vcuda.quota.terms import MODEL_ANNOTATION, UNSTORED_CAUSE
 from webhook.ledger.ledgers import (
-    MOST_NAMESPACES,
+    MAX_KNOWN_NAMESPACES,
     SKIPPED_SECONDS,
     ChargeRequest,
     MemoryLedgers,
@@ -47,7 +47,7 @@ def used(ledgers: MemoryLedgers) -> dict[str, Charge]:
     return {model: usage.used for model, usage in asyncio.run(ledgers.usage("team-a")).items()}
 
 
-def refusal(answer: AdmissionResponse) -> tuple[str, HTTPStatus, str]:
+def rejection(answer: AdmissionResponse) -> tuple[str, HTTPStatus, str]:
     assert not answer.allowed
     assert answer.warnings == ()
     return answer.outcome, answer.status, answer.message
@@ -76,8 +76,8 @@ RESERVED, GONE = short_by(reserved=Charge(200)), short_by(terminating=Charge(100
         ),
         (PutOff((RESERVED,), soon=True), "over-quota-reserved", 1, "2 reserved, limited: 8"),
         (PutOff((RESERVED,)), "over-quota-reserved", None, "; reserved quota is being released"),
-        (PutOff((GONE,), soon=True), "over-quota-unsettled", 1, "; quota of deleted pods is being released"),
-        (PutOff((GONE,)), "over-quota-unsettled", None, "used: 8 (0 pending, 1 terminating)"),
+        (PutOff((GONE,), soon=True), "over-quota-not-recounted", 1, "; quota of deleted pods is being released"),
+        (PutOff((GONE,)), "over-quota-not-recounted", None, "used: 8 (0 pending, 1 terminating)"),
         (PutOff((PENDING,), counted=False), "over-quota-uncounted", None, "could not be counted in time"),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_pod_over_quota_is_rejected_with_the_figures() -> None:
     answer = validated(pod_of_cores(200, uid="second"), ledgers)
     figures = "requested: 2 cards, used: 7 (7 pending), limited: 8, 1 more needed"
     message = f"exceeded quota: M40 in namespace team-a, {figures}"
-    assert refusal(answer) == ("over-quota", HTTPStatus.FORBIDDEN, message)
+    assert rejection(answer) == ("over-quota", HTTPStatus.FORBIDDEN, message)
     assert (answer.model, answer.scheme) == ("M40", "nvidia-vcuda")
     assert used(ledgers) == {"M40": Charge(700, 0, 700)}
 
@@ -168,7 +168,7 @@ def test_a_pod_that_is_not_pinned_to_one_allowed_model_is_rejected(placed: dict[
     models = "one GPU model of namespace team-a (M40: 8 cards, A100: 2.5 cards, 1000 MiB)"
     wanted = f"a required node affinity or nodeSelector must restrict the pod to {models}"
     message = f"{NOT_MUTATED}: {wanted}, but the pod allows these models: {allows}"
-    assert refusal(validated(pod_of_cores(100, **placed), ledgers)) == ("not-pinned", HTTPStatus.FORBIDDEN, message)
+    assert rejection(validated(pod_of_cores(100, **placed), ledgers)) == ("not-pinned", HTTPStatus.FORBIDDEN, message)
     assert used(ledgers) == {}
 
 
@@ -191,7 +191,7 @@ def test_a_pod_that_is_not_restricted_to_the_pools_is_rejected(affinity: Manifes
     where = "the pools of namespace team-a: public, lab"
     message = f"{NOT_MUTATED}: a required node affinity or nodeSelector must restrict the pod to {where}"
     answer = validated(pod_of_cores(100, affinity=affinity), quota=POOLED)
-    assert refusal(answer) == ("not-pinned", HTTPStatus.FORBIDDEN, message)
+    assert rejection(answer) == ("not-pinned", HTTPStatus.FORBIDDEN, message)
 
 
 # Tests of pods for which the API server has skipped /mutate
@@ -278,7 +278,7 @@ def test_a_new_pod_that_requests_no_gpu_itself_keeps_no_allocation_records(
 
 def test_namespaces_with_skipped_pods_are_remembered_within_a_bound(clock: Clock) -> None:
     skipped = SkippedMutate(clock.monotonic)
-    for number in range(MOST_NAMESPACES):
+    for number in range(MAX_KNOWN_NAMESPACES):
         assert skipped.may_pass(f"team-{number}")
     clock.now += SKIPPED_SECONDS
     assert not skipped.may_pass("team-0")

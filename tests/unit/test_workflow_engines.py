@@ -13,7 +13,7 @@ from tests.builders import pod_of_cores
 from tests.tables import cases
 from tools.reference import claims, pods
 from vcuda.admission_review import AdmissionResponse
-from vcuda.ledger.ledger import Refused
+from vcuda.ledger.ledger import Rejected
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage
 from vcuda.quota.terms import OVER_QUOTA, reports_shortage
 from webhook.ledger.ledgers import CROWDED, Decision, PutOff
@@ -43,8 +43,8 @@ def short(asked: int = 200, used: int = 800, **usage: Charge) -> Shortage:
 
 PART = Charge(100)
 WAITED_FOR: Mapping[str, Decision] = {
-    "full": Refused(short()),
-    "full, with deleted pods": Refused(short(100, terminating=PART)),
+    "full": Rejected(short()),
+    "full, with deleted pods": Rejected(short(100, terminating=PART)),
     "pending": PutOff((short(100, pending=PART),)),
     "reserved by a dead replica": PutOff((short(100, reserved=PART),)),
     "deleted": PutOff((short(100, terminating=PART),)),
@@ -71,7 +71,7 @@ def test_every_project_waits_after_a_rejection_that_ends_when_quota_is_free(name
 
 @pytest.mark.parametrize("project", RULES)
 def test_no_project_waits_for_a_request_that_can_never_fit(project: str) -> None:
-    answer = answer_to(Refused(short(900, 0)))
+    answer = answer_to(Rejected(short(900, 0)))
     assert answer.message.endswith("limited: 8, can never fit")
     assert not RULES[project](answer.status, answer.message)
 

@@ -10,9 +10,9 @@ from hypothesis import given, strategies as st
 
 from tests.builders import Manifest, container, vcuda_pod, view
 from tests.tables import cases
-from vcuda.documents import MOST_REPEATED, load_all
+from vcuda.documents import MAX_REPEATED, load_all
 from vcuda.errors import BadInput
-from vcuda.pod_templates import MOST_PODS, MOST_TEMPLATES
+from vcuda.pod_templates import MAX_TEMPLATE_PODS, MAX_TEMPLATES
 from vcuda.quota.model import Charge
 from vcuda.requests.pod_request import read_request
 from vcuda.workloads import NO_TEMPLATE, Unread, Workload
@@ -72,7 +72,7 @@ def path(tmp_path: Path) -> Path:
     Job_one_after_another=("Job", {"completions": 9}, 1),
     CronJob=("CronJob", {}, 1),
     CronJob_in_parallel=("CronJob", {"parallelism": 4}, 4),
-    as_many_as_can_be_checked=("Deployment", {"replicas": MOST_PODS}, MOST_PODS),
+    as_many_as_can_be_checked=("Deployment", {"replicas": MAX_TEMPLATE_PODS}, MAX_TEMPLATE_PODS),
 )
 def test_a_workload_counts_the_pods_that_it_runs_at_once(kind: str, spec: dict[str, Any], count: int) -> None:
     (found,) = read(workload(kind, **spec))
@@ -229,7 +229,7 @@ def nested(line: str, levels: int = 20) -> str:
     a_custom_object_inside_itself="kind: X\nspec: &a {template: {spec: *a}, same: [*a]}",
 )
 def test_aliases_that_repeat_too_much_are_rejected(text: str) -> None:
-    told = f"the aliases of a document must not repeat more than {MOST_REPEATED} characters"
+    told = f"the aliases of a document must not repeat more than {MAX_REPEATED} characters"
     with pytest.raises(BadInput, match=told):
         typed_workloads("file", text, "team-a")
 
@@ -437,7 +437,7 @@ def test_the_templates_of_a_workflow_inherit_its_node_selector() -> None:
 
 
 def test_a_custom_object_has_a_bounded_number_of_templates() -> None:
-    groups = [{"template": json.loads(json.dumps(POD))} for _ in range(MOST_TEMPLATES + 1)]
+    groups = [{"template": json.loads(json.dumps(POD))} for _ in range(MAX_TEMPLATES + 1)]
     assert fault(json.dumps(custom("RayCluster", groups=groups))) == (
-        f"file, document 1: an object must not have more than {MOST_TEMPLATES} pod templates"
+        f"file, document 1: an object must not have more than {MAX_TEMPLATES} pod templates"
     )

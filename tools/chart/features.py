@@ -25,7 +25,7 @@ COMPONENTS: Mapping[str, str] = {
     "cert-manager": ".Values.certManager.enabled",
     "client-certificates": ".Values.clientCertificates.enabled",
     "require-client-certificate": ".Values.clientCertificates.required",
-    "enforce-audit": ".Values.enforceAudit.enabled",
+    "evict-violations": ".Values.evictViolations.enabled",
     "scheduler": ".Values.scheduler.enabled",
     "prometheus": ".Values.prometheus.enabled",
     "page": ".Values.page.enabled",

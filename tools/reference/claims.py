@@ -11,9 +11,9 @@ from examples import claims as made
 from tools.reference.examples import Manifest, review
 from tools.reference.told import Chapter, Told
 from vcuda.admission_review import AdmissionResponse, GroupVersionKind
-from vcuda.claims.digest import MOST_ASKED_BYTES
+from vcuda.claims.digest import MAX_ASKED_BYTES
 from vcuda.claims.names import CLAIM
-from vcuda.claims.pin import LONGEST_PIN, ClaimPin, write_pin
+from vcuda.claims.pin import MAX_PIN_LENGTH, ClaimPin, write_pin
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
 from vcuda.requests.resources import WHOLE_CARD, GpuResources
 from webhook.ledger.ledgers import MemoryLedgers, RecentChoices
@@ -75,8 +75,8 @@ def _told() -> Sequence[Told]:
     waiting = _ask(made.template(), A_FEW, charged={"A100": Charge(100, 0, 100)}).warnings
     product = f'device.attributes["{made.NVIDIA}"].productName == "{made.M40}"'
     entries = [made.first_of(*[made.entry()] * 8)] * 9
-    large = made.claim(*[made.entry()] * 33), made.claim(*entries), made.claim(made.entry("x" * MOST_ASKED_BYTES))
-    forged = [write_pin(ClaimPin(made.HAMI, (name * (LONGEST_PIN - 200),))) for name in "abcd"]
+    large = made.claim(*[made.entry()] * 33), made.claim(*entries), made.claim(made.entry("x" * MAX_ASKED_BYTES))
+    forged = [write_pin(ClaimPin(made.HAMI, (name * (MAX_PIN_LENGTH - 200),))) for name in "abcd"]
     return [
         Told(
             _ask(configured).message,

@@ -31,7 +31,7 @@ TOLD = {
         " claims leave no room, or the quota does not list the model, or a claim requests `All` or"
         " `adminAccess`. The pod or claim was created before the quota changed, or while the webhook"
         " was not called. Each object gets one Event. The mode `audit` writes no Events.",
-        "Delete the object or raise the limit. With `--enforce-audit`, the controller evicts the pod if the quota is"
+        "Delete the object or raise the limit. With `--evict-violations`, the controller evicts the pod if the quota is"
         " enforced. The controller never deletes a claim: delete the pods that use the claim.",
     ),
     Posted("CertificateNotRenewed", "Warning"): Told(
@@ -48,14 +48,14 @@ TOLD = {
     ),
     Posted("EvictedOverQuota", "Warning"): Told(
         "a pod",
-        "With `--enforce-audit`: the pod exceeded the quota for `--audit-period` seconds, and was evicted. The"
+        "With `--evict-violations`: the pod exceeded the quota for `--violations-period` seconds, and was evicted. The"
         " message has the reason.",
         "Nothing. The quota applies to the pod that the workload creates instead.",
     ),
     Posted("EvictionPutOff", "Warning"): Told(
         "a pod",
-        "With `--enforce-audit`: a PodDisruptionBudget does not allow the eviction now. The controller retries the"
-        " eviction every `--audit-period` seconds. Each pod gets one Event.",
+        "With `--evict-violations`: a PodDisruptionBudget does not allow the eviction now. The controller retries the"
+        " eviction every `--violations-period` seconds. Each pod gets one Event.",
         "Change the PodDisruptionBudget so that it allows a disruption, or raise the limit.",
     ),
     Posted("GrantEnds", "Warning"): Told(

@@ -42,7 +42,7 @@ OUTCOMES = {
         " this quota"
     ),
     "over-quota-pending": "the pod or claim fits only without the pending charges",
-    "over-quota-unsettled": ("the stored objects leave enough quota, but the ledger is not settled yet"),
+    "over-quota-not-recounted": ("the stored objects leave enough quota, but the ledger is not recounted yet"),
     "over-quota-uncounted": ("the ledger has too little room, and the stored objects could not be counted in time"),
     "not-mutated": (
         "the answer was 429 with a retry in a second, because the pod lacks the patch of `/mutate`, and the namespace's"
@@ -70,7 +70,7 @@ OUTCOMES = {
     "bad-request": "the request was rejected, because the registration of the webhook is wrong",
     "quota-accepted": "`/quota` accepted the quota document, which is valid",
     "probed": "`/quota` rejected the ConfigMap by which the controller checks every minute that the webhook is called",
-    "quota-refused": "`/quota` rejected the quota document, which is malformed",
+    "quota-rejected": "`/quota` rejected the quota document, which is malformed",
 }
 FINDINGS = {
     ViolationKind.UNPINNED: (
@@ -102,9 +102,9 @@ INCIDENTS = {
 
 
 def in_the_source() -> set[str]:
-    """Return every outcome that the product's source code passes to AdmissionResponse, ``refused`` or ``put_off``."""
+    """Return every outcome that the product's source code passes to AdmissionResponse, ``rejected`` or ``put_off``."""
     found = set()
-    for name, position in (("AdmissionResponse", 0), ("refused", 1), ("put_off", 1)):
+    for name, position in (("AdmissionResponse", 0), ("rejected", 1), ("put_off", 1)):
         for _, called, call in calls(name):
             if called in _ANSWERS and len(call.args) > position:
                 found |= set(_texts(call.args[position]))
@@ -113,7 +113,7 @@ def in_the_source() -> set[str]:
 
 _ANSWERS = (
     "vcuda.admission_review.AdmissionResponse",
-    *(f"webhook.review.verdicts.{name}" for name in ("refused", "put_off")),
+    *(f"webhook.review.verdicts.{name}" for name in ("rejected", "put_off")),
 )
 
 
@@ -134,11 +134,13 @@ def section() -> str:
             _table("outcome", "vcuda_admissions_total, and the webhook's log", OUTCOMES),
             _table("scheme", "vcuda_admissions_total and vcuda_gc_annotations_total", schemes),
             _table(
-                "finding", "vcuda_audit_pods and vcuda_audit_claims", {kind: FINDINGS[kind] for kind in ViolationKind}
+                "finding",
+                "vcuda_violations_pods and vcuda_violations_claims",
+                {kind: FINDINGS[kind] for kind in ViolationKind},
             ),
             _table(
                 "outcome of an eviction",
-                "vcuda_audit_evictions_total",
+                "vcuda_violations_evictions_total",
                 {each: EVICTIONS[each] for each in EvictionOutcome},
             ),
             _table("kind", "vcuda_watch_incidents_total", INCIDENTS),

@@ -86,7 +86,7 @@ INVALID = (
 
 def chapters() -> tuple[Chapter, ...]:
     return (
-        Chapter("Rejected by quota: 403", LIMITED, tuple(_refused())),
+        Chapter("Rejected by quota: 403", LIMITED, tuple(_rejected())),
         Chapter(
             "Malformed requests: 422",
             INVALID,
@@ -139,7 +139,7 @@ def _put_off(shortage: Shortage, *, counted: bool = True) -> str:
     return charge(CARD, SMALL, Answering(PutOff((shortage,), counted=counted))).message
 
 
-def _refused() -> list[Told]:
+def _rejected() -> list[Told]:
     short = Shortage("M40", Charge(200, 0, 200), Usage(Charge(700, 0, 700)), Limit(800))
     for_now = Shortage("M40", Charge(200, 0, 200), Usage(Charge(700), Charge(100)), Limit(800))
     reserved = Shortage("M40", Charge(100), Usage(Charge(800), Charge(100), reserved=Charge(200)), Limit(800))
@@ -168,9 +168,9 @@ def _refused() -> list[Told]:
         Told(
             _put_off(short),
             "The ledger still has the charges of deleted pods. Within seconds, the"
-            " controller settles"
+            " controller recounts"
             " the ledger and makes workloads retry. If this lasts, no controller runs: see [a busy"
-            " ledger](troubleshooting.md#a-busy-ledger). Without a controller, a webhook replica settles the ledger"
+            " ledger](troubleshooting.md#a-busy-ledger). Without a controller, a webhook replica recounts the ledger"
             " after 32 s.",
         ),
         Told(
@@ -408,7 +408,7 @@ def _warnings() -> list[Told]:
         Told(
             ending[0],
             "Finish the work before the grant ends, or ask for a longer grant. With"
-            " `--enforce-audit`, the controller evicts pods that do not fit after that.",
+            " `--evict-violations`, the controller evicts pods that do not fit after that.",
         ),
     ]
     return [

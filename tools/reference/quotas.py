@@ -15,7 +15,7 @@ from tools.reference.told import Chapter, Told
 from vcuda.admission_review import AdmissionResponse, GroupVersionKind
 from vcuda.claims.charges import ClaimPolicy
 from vcuda.claims.devices import ClassFacts, Devices
-from vcuda.errors import MOST_FAULTS, QuotaFault, Unavailable
+from vcuda.errors import MAX_FAULTS, QuotaFault, Unavailable
 from vcuda.k8s_types import Pod
 from vcuda.kube import QuotaPlace
 from vcuda.placement.nodes import COUNT_LABEL, Nodes
@@ -28,7 +28,7 @@ from vcuda.requests.resources import PLAIN_CARDS, CardModels, ProductRow
 from vcuda.requests.schemes import HAMI
 from webhook.ledger.ledgers import Ledgers, MemoryLedgers
 from webhook.review import first_limits, quota_edit
-from webhook.review.quota_edit import MOST_WARNINGS, check_edit
+from webhook.review.quota_edit import MAX_WARNINGS, check_edit
 
 NODES = Nodes.of({"one": {MODEL: "M40", POOL: "public"}}, LABELS)
 
@@ -239,7 +239,7 @@ def _document(text: str) -> dict[str, str]:
 
 
 def _edits() -> Iterator[Told]:
-    many = ", ".join(f"M{number}: -1" for number in range(MOST_FAULTS + 5))
+    many = ", ".join(f"M{number}: -1" for number in range(MAX_FAULTS + 5))
     yield Told(_edited({}).message, "Add the document. Without the document, no namespace would be limited.")
     yield Told(_edited(5).message, "Correct `data`: it must be a mapping from keys to texts.")
     long = _edited(_document(f"a: {{quota: {{{many}}}}}")).message
@@ -274,7 +274,7 @@ def _running_pods(_seconds: float) -> Iterator[Pod]:
 
 
 def _warnings() -> Iterator[Told]:
-    models = ", ".join(f"B{number}: 1" for number in range(MOST_WARNINGS + 5))
+    models = ", ".join(f"B{number}: 1" for number in range(MAX_WARNINGS + 5))
     many = f"team-a: {{quota: {{M40: 8, {models}}}}}"
     alike = "".join(f"team-{name}: {{quota: {{M40: 8}}, pool: [pubic]}}\n" for name in "abcdef")
     slip = (

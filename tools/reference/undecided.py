@@ -24,9 +24,9 @@ from vcuda.k8s_types import ConfigMap, ObjectMeta
 from vcuda.kube import NamedLedger
 from vcuda.kube.turns import ListTurns
 from vcuda.ledger.ledger import (
-    LEASE_SECONDS,
     MARGIN_SECONDS,
-    MOST_PENDING,
+    MAX_PENDING,
+    RESERVATION_SECONDS,
     Ledger,
     Pending,
 )
@@ -51,7 +51,7 @@ class _Full(MemoryLedgers):
     """A test double of the ledgers, with the maximum number of pending charges."""
 
     async def charge(self, demand: ChargeRequest) -> Decision:
-        pending = {str(number): Pending("P100", Charge(1)) for number in range(MOST_PENDING)}
+        pending = {str(number): Pending("P100", Charge(1)) for number in range(MAX_PENDING)}
         return demand.decide(Ledger(pending=pending))
 
 
@@ -82,7 +82,7 @@ def undecided() -> list[Told]:
             ("This message occurs only with `vcuda-webhook serve --standalone`: restart the webhook."),
         ),
         Told(
-            str(LedgerLost("team-a", 0, STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS)),
+            str(LedgerLost("team-a", 0, STORABLE_SECONDS + RESERVATION_SECONDS + MARGIN_SECONDS)),
             "Wait: the webhook admits pods again when the lost ledger has been rebuilt, without any"
             " action. See [a lost ledger](troubleshooting.md#a-lost-ledger).",
         ),
@@ -130,7 +130,7 @@ def _overdue() -> Iterator[tuple[str, str]]:
         raise ListOverdue
 
     smaller = "Reduce the number or the size of pods and claims in the namespace."
-    with mock.patch("vcuda.kube.turns.MOST_QUICK", 0):
+    with mock.patch("vcuda.kube.turns.MAX_QUICK", 0):
         no_turn = ListTurns()
     wait = "You need not do anything, because the pod's controller retries by itself."
     for turns, then in ((ListTurns(), smaller), (no_turn, wait)):

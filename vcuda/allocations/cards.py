@@ -21,10 +21,10 @@ from vcuda.requests.schemes import SCHEMES, Scheme
 INDEXED = tuple(scheme for scheme in SCHEMES if scheme.card_index)
 """The schemes (vendors' ways to share GPUs) that record the cards of a container by number, in a pod annotation."""
 
-MOST_CARDS = 1024
+MAX_NODE_CARDS = 1024
 """The most cards of one node. A larger number is treated as a mistake, because it would take much memory."""
 
-MOST_SHARES = 256
+MAX_SHARES = 256
 """The most shares that are kept of one pod."""
 
 
@@ -114,7 +114,7 @@ def read_cards(capacity: Mapping[str, Quantity]) -> Cards | Unplaceable:
         return Unplaceable(f"the node has both {offered[0].cores} and {offered[1].cores} in its capacity")
     [scheme] = offered
     cores, memory = whole_or_none(capacity[scheme.cores]), whole_or_none(capacity.get(scheme.memory))
-    if cores is None or not CORES_PER_CARD <= cores <= MOST_CARDS * CORES_PER_CARD:
+    if cores is None or not CORES_PER_CARD <= cores <= MAX_NODE_CARDS * CORES_PER_CARD:
         return Unplaceable(f"{scheme.cores} in the node's capacity must be 100 a card; got {capacity[scheme.cores]}")
     if not memory:
         return Unplaceable(f"{scheme.memory} is missing in the node's capacity")
@@ -190,14 +190,14 @@ class PodCards(msgspec.Struct, frozen=True):
 
     node: str
     shares: tuple[Share, ...]
-    """The shares in the pod's annotations, at most `MOST_SHARES`."""
+    """The shares in the pod's annotations, at most `MAX_SHARES`."""
     is_cut: bool = False
-    """True if the annotations list more than `MOST_SHARES` shares."""
+    """True if the annotations list more than `MAX_SHARES` shares."""
 
 
 _NUMBER = re.compile("[0-9]{1,6}", re.ASCII)
 
-LONGEST_REMEMBERED = 64
+MAX_REMEMBERED_LENGTH = 64
 """Annotations with at most this many characters are cached after they are parsed."""
 
 
@@ -212,9 +212,9 @@ def read_pod_cards(pod: Pod) -> PodCards | None:
     for scheme in INDEXED:
         node = pod.spec.node_name or annotations.get(str(scheme.predicate_node), "")
         # Tenants can forge a pod's card annotations where no quota is enforced. So read a bounded number of shares.
-        shares = tuple(itertools.islice(_shares(pod, scheme), MOST_SHARES + 1)) if can_be_name(node) else ()
+        shares = tuple(itertools.islice(_shares(pod, scheme), MAX_SHARES + 1)) if can_be_name(node) else ()
         if shares:
-            return PodCards(node, shares[:MOST_SHARES], is_cut=len(shares) > MOST_SHARES)
+            return PodCards(node, shares[:MAX_SHARES], is_cut=len(shares) > MAX_SHARES)
     return None
 
 
@@ -235,16 +235,16 @@ def _shares(pod: Pod, scheme: Scheme) -> Iterator[Share]:
         if text and (cores := amount_of(container, scheme.cores)):
             memory = amount_of(container, scheme.memory) * scheme.memory_unit
             # Cache only short annotations. They are equal in thousands of pods, and long ones would fill the memory.
-            read = _shares_in if len(text) <= LONGEST_REMEMBERED else _shares_in.__wrapped__
+            read = _shares_in if len(text) <= MAX_REMEMBERED_LENGTH else _shares_in.__wrapped__
             yield from read(text, cores, memory)
 
 
 @functools.lru_cache(maxsize=2048)
 def _shares_in(text: str, cores: int, memory: int) -> tuple[Share, ...]:
     # Users can write any text into a pod's annotation. So parse only as many card numbers as the container requests.
-    count = min(max(1, cores // CORES_PER_CARD), MOST_CARDS)
+    count = min(max(1, cores // CORES_PER_CARD), MAX_NODE_CARDS)
     numbers = (int(part) for part in text.split(",", count)[:count] if _NUMBER.fullmatch(part.strip()))
-    return tuple(_share(number, min(cores, CORES_PER_CARD), memory) for number in numbers if number < MOST_CARDS)
+    return tuple(_share(number, min(cores, CORES_PER_CARD), memory) for number in numbers if number < MAX_NODE_CARDS)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,6 +1,6 @@
 """Finds stale allocations and stale locks. An allocation is a set of annotations of a pod that names the pod's cards.
 
-An allocation is stale if its pod no longer uses the cards, or never will. gpu-admission refuses to place a pod that has
+An allocation is stale if its pod no longer uses the cards, or never will. gpu-admission rejects to place a pod that has
 a stale allocation (its message is ``had been predicated!``), and counts the cards as used. HAMi locks a node by an
 annotation while it places a pod there. A lock is stale if it has expired, or if its pod does not exist.
 """

@@ -21,14 +21,14 @@ DIGESTS_BYTES, PRICES_BYTES = 4 * 2**20, 4 * 2**20
 """The most bytes of two caches. The first cache maps the hash of a claim's spec to the claim's digest (the packed
 device requests). The second cache maps the digest to the charge."""
 
-LONGEST_FAULT = 1024
+MAX_STORED_FAULT_LENGTH = 1024
 """The most characters of a claim's fault that are kept in memory. The message of an Event has the same limit."""
 
-MOST_ALLOCATED = 256
+MAX_ALLOCATED = 256
 """The most allocated devices of one claim that are kept in memory. The API server allows 32 (AllocationResultsMaxSize
 in k8s.io/api `resource/v1`), and only the scheduler writes them."""
 
-MOST_USERS = 256
+MAX_USERS = 256
 """The most users of a claim that are kept in memory. The API server's ResourceClaimReservedForMaxSize is equal."""
 
 
@@ -104,10 +104,10 @@ class ClaimReader:
             metadata.namespace,
             metadata.name,
             self.digest(claim.spec),
-            (allocated or ())[:MOST_ALLOCATED],
+            (allocated or ())[:MAX_ALLOCATED],
             metadata.creation_timestamp or "",
             metadata.deletion_timestamp is not None,
-            tuple(each.uid for each in consumers[:MOST_USERS]),
+            tuple(each.uid for each in consumers[:MAX_USERS]),
         )
 
     def digest(self, spec: msgspec.Raw) -> PackedDigest:
@@ -140,7 +140,7 @@ class ClaimCounter:
         asked = request.read_claim(unpack(claim.digest), self.policy)
         held = asked.model(lenient=True) if asked.entries else None
         taken = {held: asked.charge(held)} if held else {}
-        fault = str(asked.faults[0])[:LONGEST_FAULT] if asked.faults else ""
+        fault = str(asked.faults[0])[:MAX_STORED_FAULT_LENGTH] if asked.faults else ""
         uncounted = not held and bool(asked.entries or asked.faults)
         found = ClaimCharge(taken, held, certain=not asked.faults, fault=fault, uncounted=uncounted)
         self._by_digest.put(claim.digest, found)

@@ -15,32 +15,32 @@ from vcuda.requests.pod_request import ModelCharges, PodRequest, asks_for_vcuda,
 from vcuda.requests.resources import BUILT_IN, MAX_PRODUCT, GpuResources
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, SCHEMES, Scheme, is_named
 
-MOST_REQUESTS_REMEMBERED, LONGEST_REMEMBERED = 512, 4096
+MAX_REQUESTS_REMEMBERED, MAX_REMEMBERED_LENGTH = 512, 4096
 """The most pod specs in a `RequestCache`, and the most bytes of a spec that is cached."""
 
 _ENCODER = msgspec.json.Encoder()
 
-MOST_KEYS_REMEMBERED = 16
+MAX_KEYS_REMEMBERED = 16
 """The vendors of an allocation are cached only if the allocation has at most this many annotations and labels."""
 
-LONGEST_LIST = 16_384
+MAX_LIST_LENGTH = 16_384
 """The most characters that are read of an annotation that lists cards. A vendor writes at most 80 characters for each
 card of each container, so 16 cards in 12 containers fit."""
 
-LONGEST_WORDS = 2048
+MAX_WORDS_LENGTH = 2048
 """The most characters that are kept of such a list: its different words, without numbers."""
 
-LONGEST_NODE, LONGEST_TEXT = 254, 32
+MAX_NODE_LENGTH, MAX_SHORT_TEXT_LENGTH = 254, 32
 """The most characters kept of an annotation that names a node, and of others that a rule needs, such as times. Node
 names have at most 253 characters, so a cut value names no node."""
 
 _ANNOTATIONS = tuple(name for scheme in SCHEMES for name in scheme.allocation_annotations)
 _LABELS = tuple(name for scheme in SCHEMES for name in scheme.allocation_labels)
-_MOST_OF: Mapping[str | None, int] = {
-    **dict.fromkeys((key for each in SCHEMES for key in each.predicate_times), LONGEST_TEXT),
-    **{scheme.phase.key: LONGEST_TEXT for scheme in SCHEMES if scheme.phase},
-    **{scheme.predicate_node: LONGEST_NODE for scheme in SCHEMES},
-    **{scheme.allocated: LONGEST_LIST for scheme in SCHEMES},
+_MAX_LENGTHS: Mapping[str | None, int] = {
+    **dict.fromkeys((key for each in SCHEMES for key in each.predicate_times), MAX_SHORT_TEXT_LENGTH),
+    **{scheme.phase.key: MAX_SHORT_TEXT_LENGTH for scheme in SCHEMES if scheme.phase},
+    **{scheme.predicate_node: MAX_NODE_LENGTH for scheme in SCHEMES},
+    **{scheme.allocated: MAX_LIST_LENGTH for scheme in SCHEMES},
 }
 """The most characters that are read of each annotation that a rule needs."""
 
@@ -94,19 +94,19 @@ def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = F
     texts = {key if whole_keys else kept: _kept_of(kept, value, runs=runs) for kept, key, value in found}
     annotations, is_cut = {key: text for key, (text, _) in texts.items()}, any(cut for _, cut in texts.values())
     # Cache vendors only for short lists of keys. Thousands of pods have equal lists, but users can invent long ones.
-    choose = _schemes_of if len(annotations) + len(labels) <= MOST_KEYS_REMEMBERED else _schemes_of.__wrapped__
+    choose = _schemes_of if len(annotations) + len(labels) <= MAX_KEYS_REMEMBERED else _schemes_of.__wrapped__
     schemes = choose((*annotations,), (*labels,), tuple(each.name for each in asked))
     return Allocation(annotations, labels, schemes, is_cut)
 
 
 def _kept_of(name: str, value: str, *, runs: bool) -> tuple[str, bool]:
     """Return the text of an annotation that is kept, and True if a rule needs more of it."""
-    most = _MOST_OF.get(name, 0)
+    most = _MAX_LENGTHS.get(name, 0)
     kept, is_cut = value[:most], 0 < most < len(value)
     if name in _LISTS:
         words = dict.fromkeys(_SEPARATORS.split(kept)) if runs else ()
         kept = ",".join(word for word in words if not word.isdecimal())
-        kept, is_cut = kept[:LONGEST_WORDS], is_cut or len(kept) > LONGEST_WORDS
+        kept, is_cut = kept[:MAX_WORDS_LENGTH], is_cut or len(kept) > MAX_WORDS_LENGTH
     # Annotations of vendors are ASCII. A single other character makes Python store up to four bytes for every
     # character. So other characters are replaced.
     return kept if kept.isascii() else kept.encode("ascii", "replace").decode(), is_cut
@@ -231,9 +231,9 @@ class RequestCache:
             # Faults are not cached, because they also depend on annotations, which the cache key does not contain.
             request = msgspec.structs.replace(read_request(pod, self.known), faults=())
             found = request, placement.read_pin(pod, self.labels, self.known.models).model
-            if len(self._asked) >= MOST_REQUESTS_REMEMBERED:
+            if len(self._asked) >= MAX_REQUESTS_REMEMBERED:
                 self._asked.clear()
-            if len(text) <= LONGEST_REMEMBERED:
+            if len(text) <= MAX_REMEMBERED_LENGTH:
                 self._asked[text] = found
         return found
 

@@ -13,48 +13,48 @@ import msgspec
 from vcuda.claims.cel import Attributes, read_facts
 from vcuda.claims.names import PRODUCT, PROFILE
 from vcuda.claims.objects import ClaimSpec, DeviceClaim, DeviceEntry
-from vcuda.claims.pin import MOST_SELECTORS, ClaimPin, looks_like_pin, read_pin, write_pin
+from vcuda.claims.pin import MAX_SELECTORS, ClaimPin, looks_like_pin, read_pin, write_pin
 from vcuda.errors import Fault
 from vcuda.k8s_types import Decoder, Quantity
 
-MOST_REQUESTS, MOST_ALTERNATIVES, MOST_CONFIGS = 32, 8, 32
+MAX_REQUESTS, MAX_ALTERNATIVES, MAX_CONFIGS = 32, 8, 32
 """The API server's limits on the requests of a claim, the alternatives of a request, and the configs of a claim. Their
 names in k8s.io/api `resource/v1` are DeviceRequestsMaxSize, FirstAvailableDeviceRequestMaxSize, DeviceConfigMaxSize."""
 
-MOST_ENTRIES = 64
+MAX_CLAIM_ENTRIES = 64
 """The most entries (``exactly``, or alternatives in ``firstAvailable``) in all requests of a claim. The limit bounds
 the time to compute charges, because there is a charge for each entry and GPU model."""
 
-MOST_ASKED_BYTES = 8 * 1024
+MAX_ASKED_BYTES = 8 * 1024
 """The most bytes of a claim's digest (short form of its spec) without pins. 64 average requests take half of this."""
 
-MOST_PIN_BYTES = 6 * 1024
+MAX_PIN_BYTES = 6 * 1024
 """The most bytes of all pins (selectors for one GPU model) in a claim's digest. Three of the longest pins fit, or
 thirty pins of average length. Equal pins count once."""
 
-LONGEST_EXPRESSION, MOST_CHARACTERS = 2048, 4096
+MAX_EXPRESSION_LENGTH, MAX_EXPRESSIONS_LENGTH = 2048, 4096
 """The most characters of one CEL expression that is parsed, and of all parsed expressions of one claim. Expressions
 beyond these limits are ignored. That is safe, because expressions can only narrow the devices. If no MIG profile is
 read, the largest charge applies. If no products are read, no GPU model is excluded."""
 
 _TOO_MANY = (
-    f"must not have more than {MOST_REQUESTS} requests, {MOST_ALTERNATIVES} entries in one firstAvailable, "
-    f"{MOST_SELECTORS} selectors in one entry, or {MOST_CONFIGS} entries in config"
+    f"must not have more than {MAX_REQUESTS} requests, {MAX_ALTERNATIVES} entries in one firstAvailable, "
+    f"{MAX_SELECTORS} selectors in one entry, or {MAX_CONFIGS} entries in config"
 )
 _TOO_MANY_ENTRIES = (
-    f"must not have more than {MOST_ENTRIES} entries of `exactly` and `firstAvailable` in all requests together. "
+    f"must not have more than {MAX_CLAIM_ENTRIES} entries of `exactly` and `firstAvailable` in all requests together. "
     "Use fewer requests, for example one request with a count"
 )
 _TOO_LARGE = (
-    f"must not have more than {MOST_ASKED_BYTES} bytes of requests and config (selectors and parameters do not count). "
+    f"must not have more than {MAX_ASKED_BYTES} bytes of requests and config (selectors and parameters do not count). "
     "Use fewer requests, for example one request with a count"
 )
 _TOO_MANY_PINS = (
-    f"must not have more than {MOST_PIN_BYTES} characters in all selectors that name products of a GPU model. "
+    f"must not have more than {MAX_PIN_BYTES} characters in all selectors that name products of a GPU model. "
     "Use fewer of these selectors"
 )
 PINS_TOO_LARGE = (
-    f"the limit of {MOST_PIN_BYTES} characters for all selectors that name products of a GPU model, including the "
+    f"the limit of {MAX_PIN_BYTES} characters for all selectors that name products of a GPU model, including the "
     "selectors that the webhook adds. Use fewer of these selectors, or fewer requests"
 )
 
@@ -134,10 +134,10 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
             yield EntryRead(index, entry, tuple(self.pins[at] for at in positions), attributes)
 
     def has_room(self, added: Set[ClaimPin], entries: int) -> bool:
-        """Return whether the pins fit `MOST_PIN_BYTES` if each of ``entries`` entries gets one pin in ``added``."""
+        """Return whether the pins fit `MAX_PIN_BYTES` if each of ``entries`` entries gets one pin in ``added``."""
         # Only the size of the pins can exceed a limit, because added pins change nothing else in the digest.
         size = sum(_size_of(pin) for pin in added - {*self.pins}) + entries
-        return self.pin_bytes + size <= MOST_PIN_BYTES
+        return self.pin_bytes + size <= MAX_PIN_BYTES
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -192,13 +192,13 @@ def digest_of(spec: ClaimSpec) -> ClaimDigest:
         )
         for each in devices.config or ()
     )
-    if len(pinned) > MOST_ENTRIES:
+    if len(pinned) > MAX_CLAIM_ENTRIES:
         return ClaimDigest(fault=_TOO_MANY_ENTRIES)
     facts = tuple(expressions.facts)
-    if len(_ENCODER.encode((requests, config, facts))) > MOST_ASKED_BYTES:
+    if len(_ENCODER.encode((requests, config, facts))) > MAX_ASKED_BYTES:
         return ClaimDigest(fault=_TOO_LARGE)
     pin_bytes = expressions.pin_bytes + sum(map(len, pinned))
-    if pin_bytes > MOST_PIN_BYTES:
+    if pin_bytes > MAX_PIN_BYTES:
         return ClaimDigest(fault=_TOO_MANY_PINS)
     return ClaimDigest(tuple(requests), config, facts, tuple(expressions.pins), tuple(pinned), pin_bytes)
 
@@ -206,11 +206,11 @@ def digest_of(spec: ClaimSpec) -> ClaimDigest:
 def _has_too_many(devices: DeviceClaim) -> bool:
     # Check the API server's limits here too, because the API server applies them only after the mutating webhooks.
     requests, config = devices.requests or (), devices.config or ()
-    if len(requests) > MOST_REQUESTS or len(config) > MOST_CONFIGS:
+    if len(requests) > MAX_REQUESTS or len(config) > MAX_CONFIGS:
         return True
-    if any(len(request.first_available or ()) > MOST_ALTERNATIVES for request in requests):
+    if any(len(request.first_available or ()) > MAX_ALTERNATIVES for request in requests):
         return True
-    return any(len(entry.selectors or ()) > MOST_SELECTORS for request in requests for _, entry in request.entries())
+    return any(len(entry.selectors or ()) > MAX_SELECTORS for request in requests for _, entry in request.entries())
 
 
 def _entry(alternative: int | None, entry: DeviceEntry, facts: tuple[int, ...]) -> EntryDigest:
@@ -229,7 +229,7 @@ def _entry(alternative: int | None, entry: DeviceEntry, facts: tuple[int, ...]) 
 
 
 class _Expressions:
-    """Parses the CEL expressions of one claim, up to `MOST_CHARACTERS`. Equal expressions are parsed once."""
+    """Parses the CEL expressions of one claim, up to `MAX_EXPRESSIONS_LENGTH`. Equal expressions are parsed once."""
 
     def __init__(self) -> None:
         self.pins: dict[ClaimPin, int] = {}
@@ -237,7 +237,7 @@ class _Expressions:
         self.facts: dict[Fact, int] = {}
         self._positions: dict[str, int | None] = {}
         self._attributes: dict[str, Attributes] = {}
-        self._left = MOST_CHARACTERS
+        self._left = MAX_EXPRESSIONS_LENGTH
 
     def read(self, expressions: Iterable[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the positions of an entry's pins in `pins`, and of its required attribute values in `facts`."""
@@ -256,13 +256,13 @@ class _Expressions:
     def _position(self, expression: str) -> int | None:
         if expression not in self._positions:
             self.pin_bytes += len(expression)
-            pin = read_pin(expression) if self.pin_bytes <= MOST_PIN_BYTES else None
+            pin = read_pin(expression) if self.pin_bytes <= MAX_PIN_BYTES else None
             self._positions[expression] = None if pin is None else self.pins.setdefault(pin, len(self.pins))
         return self._positions[expression]
 
     def _read_attributes(self, expression: str) -> Attributes:
         if expression not in self._attributes:
-            if len(expression) > min(LONGEST_EXPRESSION, self._left):
+            if len(expression) > min(MAX_EXPRESSION_LENGTH, self._left):
                 return {}
             self._left -= len(expression)
             self._attributes[expression] = read_facts([expression]).attributes

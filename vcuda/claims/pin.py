@@ -12,15 +12,15 @@ from typing import NamedTuple
 from vcuda.claims.names import PRODUCT, PROFILE
 from vcuda.requests.folding import fold
 
-MOST_SELECTORS = 32
+MAX_SELECTORS = 32
 """The API server's limit on the selectors of one request (DeviceSelectorsMaxSize in k8s.io/api `resource/v1`)."""
 
-LONGEST_PIN = 2048
+MAX_PIN_LENGTH = 2048
 """The most characters of a pin, the CEL expression that limits a claim to one GPU model. They are enough for about
 forty products of the model. The API server allows expressions of 10 KiB (CELSelectorExpressionMaxLength)."""
 
 # The MIG profiles in a pin have at most this many characters together.
-_MOST_OF_PROFILES = 512
+_MAX_PROFILES_LENGTH = 512
 
 # In a regular expression of RE2, the library that CEL uses, a backslash must precede each character of `_SPECIAL`.
 _SPECIAL = frozenset(r"\.+()|[]{}^$")
@@ -49,11 +49,11 @@ class ClaimPin(NamedTuple):
 
 
 def write_pin(pin: ClaimPin) -> str:
-    """Return a pin as a CEL expression. Patterns and profiles that exceed `LONGEST_PIN` characters are left out."""
+    """Return a pin as a CEL expression. Patterns and profiles that exceed `MAX_PIN_LENGTH` characters are left out."""
     # A pin without some patterns of product names is safe, because it allows fewer devices. The last patterns are the
     # least important: they are products that were found on nodes.
-    profiles = ", ".join(_fitting(map(_quote, pin.profiles), _MOST_OF_PROFILES))
-    room = LONGEST_PIN - len(_written(pin.driver, "", profiles))
+    profiles = ", ".join(_fitting(map(_quote, pin.profiles), _MAX_PROFILES_LENGTH))
+    room = MAX_PIN_LENGTH - len(_written(pin.driver, "", profiles))
     escaped = (
         "".join(_WILD.get(each) or (f"\\{each}" if each in _SPECIAL else each) for each in pattern)
         for pattern in pin.patterns
@@ -76,7 +76,7 @@ def _fitting(texts: Iterable[str], room: int) -> Iterator[str]:
 
 
 def looks_like_pin(expression: str) -> bool:
-    return len(expression) <= LONGEST_PIN and expression.startswith(_BEGINNING)
+    return len(expression) <= MAX_PIN_LENGTH and expression.startswith(_BEGINNING)
 
 
 def read_pin(expression: str) -> ClaimPin | None:

@@ -10,12 +10,12 @@ from vcuda.claims.digest import ClaimDigest, EntryDigest, EntryRead
 from vcuda.claims.drivers import CORES, MEMORY, DeviceKind, Kind, find_kind
 from vcuda.claims.names import PRODUCT, PROFILE
 from vcuda.claims.objects import EXACT_COUNT
-from vcuda.claims.pin import MOST_SELECTORS, ClaimPin
+from vcuda.claims.pin import MAX_SELECTORS, ClaimPin
 from vcuda.errors import Fault
 from vcuda.k8s_types import Quantity, parse_quantity
 from vcuda.requests.mig import unknown_profile
 
-MOST_DEVICES = 32
+MAX_DEVICES = 32
 """The API server's limit on the devices of one claim (AllocationResultsMaxSize in k8s.io/api `resource/v1`)."""
 
 _MOST = 2**53
@@ -76,7 +76,7 @@ def _entry(path: str, name: str, read: EntryRead, found: DeviceKind, capacities:
         name=name,
         found=found,
         # An invalid count is charged as 1. A claim with an invalid count is admitted only in the modes warn and audit.
-        count=entry.count if entry.count and 0 < entry.count <= MOST_DEVICES else 1,
+        count=entry.count if entry.count and 0 < entry.count <= MAX_DEVICES else 1,
         capacities=capacities,
         has_selectors=entry.selectors > 0,
         pins=_pins_of(read, found),
@@ -113,10 +113,10 @@ def _shape_faults(path: str, read: EntryRead, found: DeviceKind) -> Iterator[Fau
             f"{path}.adminAccess",
             "must not be true in a namespace with a GPU quota, because the claim could get devices of other claims",
         )
-    if entry.count is not None and not 0 < entry.count <= MOST_DEVICES:
-        yield Fault(f"{path}.count", f"must be from 1 to {MOST_DEVICES}; got {entry.count}")
-    if entry.selectors >= MOST_SELECTORS and not _pins_of(read, found):
-        message = f"must not have more than {MOST_SELECTORS - 1} selectors, because the webhook adds one"
+    if entry.count is not None and not 0 < entry.count <= MAX_DEVICES:
+        yield Fault(f"{path}.count", f"must be from 1 to {MAX_DEVICES}; got {entry.count}")
+    if entry.selectors >= MAX_SELECTORS and not _pins_of(read, found):
+        message = f"must not have more than {MAX_SELECTORS - 1} selectors, because the webhook adds one"
         yield Fault(f"{path}.selectors", message)
 
 

@@ -17,7 +17,7 @@ from vcuda.requests.resources import CardModels
 _BLANKS = re.compile(r"[-\s]+")
 _VENDORS = re.compile(rf"^(?:{VENDOR})+", re.IGNORECASE)
 _NOT_IN_A_LABEL = re.compile(r"[^-_.A-Za-z0-9]+", re.ASCII)
-_LONGEST_LABEL = 63
+_MAX_LABEL_LENGTH = 63
 
 MAX_NAMES = 8
 """Maximum number of names in one message."""
@@ -36,7 +36,7 @@ def model_of(product: str, named: CardModels) -> str:
     the model is the product's name, shortened to a valid label value.
     """
     model = named.model_of(product)
-    return model if model in named.rows else _NOT_IN_A_LABEL.sub("-", product)[:_LONGEST_LABEL].strip("-_.")
+    return model if model in named.rows else _NOT_IN_A_LABEL.sub("-", product)[:_MAX_LABEL_LENGTH].strip("-_.")
 
 
 def model_warnings(models: Collection[str], known: Collection[str]) -> tuple[str, ...]:

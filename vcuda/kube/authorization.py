@@ -18,7 +18,7 @@ FORGET_SECONDS = 60.0
 # Matches the message of a 403 from the authorizer of the API server (forbiddenMessage in k8s.io/apiserver,
 # pkg/endpoints/handlers/responsewriters). A 403 from an admission plugin or a webhook has another message, and would
 # be repeated at each retry.
-_REFUSED = re.compile(
+_REJECTED = re.compile(
     r'(?:\S+ (?:"[^"]*" )?is )?forbidden: User "[^"]*" cannot '
     r'(\w+ (?:resource "[^"]*" in API group "[^"]*"|path "[^"]*"))'
 )
@@ -31,16 +31,16 @@ class AuthorizerGrace:
         self._clock = clock
         self._lock = threading.Lock()
         # Maps the few verbs and resources that this process uses to the times of their first and last 403.
-        self._refused: dict[str, tuple[float, float]] = {}
+        self._rejected: dict[str, tuple[float, float]] = {}
 
     def covers(self, message: str) -> bool:
         """Record a 403 with the API server's ``message``. Return True if the API server may have just started."""
-        found = _REFUSED.match(message)
+        found = _REJECTED.match(message)
         if found is None:
             return False
         now, key = self._clock(), found[1]
         with self._lock:
-            first, last = self._refused.get(key, (now, now))
+            first, last = self._rejected.get(key, (now, now))
             first = now if now - last > FORGET_SECONDS else first
-            self._refused[key] = first, now
+            self._rejected[key] = first, now
         return now - first < GRACE_SECONDS

@@ -23,7 +23,7 @@ from vcuda import __version__, errors
 from vcuda.k8s_types import UNDECODABLE
 from vcuda.kube.authorization import AuthorizerGrace
 from vcuda.kube.connection import ApiRequest, Params, Sender, VersionCheck, loader
-from vcuda.kube.pages import MOST_OBJECT_BYTES, Page, Pager, Skip, name_in
+from vcuda.kube.pages import MAX_OBJECT_BYTES, Page, Pager, Skip, name_in
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -77,7 +77,7 @@ class Kube:
 
     A ``path`` starts with ``/api`` or ``/apis``. A ``timeout`` is the seconds for one request with its answer.
 
-    If the API server refuses a request, every method raises NotFound, Conflict, Gone or another ApiError with the
+    If the API server rejects a request, every method raises NotFound, Conflict, Gone or another ApiError with the
     server's message. For status 429 or 5xx, a failed or broken connection, and a timeout, every method raises
     Unavailable. If ``grace`` is set, a 403 from an API server that may have just started also raises Unavailable.
     """
@@ -116,7 +116,7 @@ class Kube:
     def close(self) -> None:
         self.sender.close()
 
-    def get(self, path: str, params: Params | None = None, timeout: float = 10, most: int = MOST_OBJECT_BYTES) -> bytes:
+    def get(self, path: str, params: Params | None = None, timeout: float = 10, most: int = MAX_OBJECT_BYTES) -> bytes:
         """Return one object as JSON. The read is consistent (from etcd), unless ``params`` set a resourceVersion.
 
         Raises TooLarge if the answer has more than ``most`` bytes.
@@ -166,7 +166,7 @@ class Kube:
         """Yield the pages of one consistent LIST. A page has at most ``limit`` objects and a few MiB.
 
         ``timeout``: seconds for one page. ``seconds``: seconds for the whole LIST, including the caller's work between
-        pages. ``skip``: called with each object of more than `MOST_OBJECT_BYTES`. The pages omit such an object.
+        pages. ``skip``: called with each object of more than `MAX_OBJECT_BYTES`. The pages omit such an object.
 
         Without ``skip``, such an object raises TooLarge. Raises ListOverdue after ``seconds``. Raises Gone if etcd has
         dropped the resourceVersion of the LIST, by default after 5 minutes. The caller must then begin a new LIST.
@@ -190,8 +190,8 @@ class Kube:
             response = self.sender.send(request, urllib3.Timeout(connect=connect_timeout, read=read_timeout))
             if response.status == HTTPStatus.OK:
                 return Stream(response, str(request))
-            body = read_body(response, time.monotonic() + connect_timeout, MOST_OBJECT_BYTES)
-        raise self._refusal(str(request), response.status, body)
+            body = read_body(response, time.monotonic() + connect_timeout, MAX_OBJECT_BYTES)
+        raise self._rejection(str(request), response.status, body)
 
     def _check_version(self, timeout: float) -> None:
         check = self.version_check
@@ -200,11 +200,11 @@ class Kube:
             server = f"{host.scheme}://{host.netloc.rpartition('@')[2]}"  # messages must not show the user and password
             check.make(lambda: self._answer(ApiRequest("GET", "/version"), timeout).body, server)
 
-    def _heard(self, request: ApiRequest, timeout: float, most: int = MOST_OBJECT_BYTES) -> Heard:
+    def _heard(self, request: ApiRequest, timeout: float, most: int = MAX_OBJECT_BYTES) -> Heard:
         self._check_version(timeout)
         return self._answer(request, timeout, most)
 
-    def _answer(self, request: ApiRequest, timeout: float, most: int = MOST_OBJECT_BYTES) -> Heard:
+    def _answer(self, request: ApiRequest, timeout: float, most: int = MAX_OBJECT_BYTES) -> Heard:
         deadline = time.monotonic() + timeout
         with transport(str(request)):
             response = self.sender.send(request, urllib3.Timeout(total=timeout))
@@ -212,10 +212,10 @@ class Kube:
         if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
             headers = response.headers
             return Heard(answer, warnings_in(headers.getlist("Warning")), _date(headers.get("Date")))
-        raise self._refusal(str(request), response.status, answer)
+        raise self._rejection(str(request), response.status, answer)
 
-    def _refusal(self, what: str, status: int, body: bytes) -> errors.VcudaError:
-        error = refusal(what, status, body)
+    def _rejection(self, what: str, status: int, body: bytes) -> errors.VcudaError:
+        error = rejection(what, status, body)
         if self.grace and isinstance(error, errors.Forbidden) and self.grace.covers(error.message):
             return errors.Unavailable(f"{what}: {error}. The API server may have just started, so retry.")
         return error
@@ -234,7 +234,7 @@ def upsert(kube: Kube, collection: str, manifest: Mapping[str, Any]) -> bytes:
         return kube.post(collection, body)
 
 
-def refusal(what: str, status: int, body: bytes) -> errors.VcudaError:
+def rejection(what: str, status: int, body: bytes) -> errors.VcudaError:
     """Return the exception for an answer with an HTTP status other than 2xx. Its message is taken from ``body``."""
     try:
         reported = _STATUS.decode(body)
@@ -320,15 +320,15 @@ def _too_large(text: bytearray, most: int) -> errors.TooLarge:
 def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the lines of a stream that arrives in chunks. Newlines and blank lines are left out.
 
-    Raises Unavailable if the stream ends inside a line, and TooLarge if a line exceeds `MOST_OBJECT_BYTES`.
+    Raises Unavailable if the stream ends inside a line, and TooLarge if a line exceeds `MAX_OBJECT_BYTES`.
     """
     # Undecoded bytes can be split at newlines, because the byte 0x0A is never a part of a multi-byte UTF-8 character.
     line = bytearray()
     for chunk in chunks:
         head, *tail = chunk.split(b"\n")
         line += head
-        if len(line) > MOST_OBJECT_BYTES:
-            raise _too_large(line, MOST_OBJECT_BYTES)
+        if len(line) > MAX_OBJECT_BYTES:
+            raise _too_large(line, MAX_OBJECT_BYTES)
         if tail:
             *whole, rest = tail
             yield from filter(None, (bytes(line), *whole))
@@ -365,7 +365,7 @@ class Stream:
                 yield from split_lines(self._chunks())
         except errors.TooLarge as error:
             # After a WatchLost, the caller lists all objects. So the change is not missed, although its event was lost.
-            message = f"{self._what}: an event of {name_in(error.head)} has more than {MOST_OBJECT_BYTES} bytes"
+            message = f"{self._what}: an event of {name_in(error.head)} has more than {MAX_OBJECT_BYTES} bytes"
             raise errors.WatchLost(message) from error
 
     def _chunks(self) -> Iterator[bytes]:

@@ -154,10 +154,10 @@ class Sender:
             self._kept = self._clock(), found
         return found
 
-    def _renewed(self, refused: Mapping[str, str]) -> Mapping[str, str]:
-        # If another thread has already replaced the ``refused`` credentials, use its result. Otherwise load them again.
+    def _renewed(self, rejected: Mapping[str, str]) -> Mapping[str, str]:
+        # If another thread has already replaced the ``rejected`` credentials, use its result. Otherwise load new ones.
         current = self._look()
-        return self._look(load=True) if current == refused else current
+        return self._look(load=True) if current == rejected else current
 
 
 OLDEST = (1, 30)  # the oldest supported Kubernetes version, major and minor
@@ -226,21 +226,21 @@ class VersionCheck:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def make(self, read: Callable[[], bytes], server: str) -> None:
-        """Check the Kubernetes version that ``read`` returns. If the server refuses ``read``, the version is unknown.
+        """Check the Kubernetes version that ``read`` returns. If the server rejects ``read``, the version is unknown.
 
         Raises ApiError if the API server answers 401.
         """
         try:
-            answer, refused = read(), ""
+            answer, rejected = read(), ""
         except errors.ApiError as error:
             if error.status == HTTPStatus.UNAUTHORIZED:
                 raise
-            answer, refused = b"", str(error)
+            answer, rejected = b"", str(error)
         with self._lock:  # if several threads check at once, only one of them warns or ends the process
             if self.passed:
                 return
             try:
-                warning = unknown_version(server, refused) if refused else check_version(answer, server)
+                warning = unknown_version(server, rejected) if rejected else check_version(answer, server)
             except errors.UnsupportedVersion as error:
                 self.end(str(error))
                 raise

@@ -14,7 +14,7 @@ from vcuda.kube import client, objects
 from vcuda.kube.pages import Page
 from vcuda.kube.turns import ListTurns
 from vcuda.ledger.ledger import charges_by_model, long_grace, long_graces
-from vcuda.ledger.settle import ObservedClaims, ObservedPods
+from vcuda.ledger.recount import ObservedClaims, ObservedPods
 from vcuda.placement.nodes import Nodes
 from vcuda.requests.resources import GpuResources
 

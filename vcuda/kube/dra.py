@@ -53,9 +53,9 @@ class ServedWatches:
         self._thread = threading.Thread(target=self.run, name="resource.k8s.io", daemon=True)
 
     @property
-    def settled(self) -> bool:
+    def is_ready(self) -> bool:
         """True if all watches have listed their objects, or if resource.k8s.io/v1 was missing at an earlier check."""
-        # If an upgrade adds resource.k8s.io to the API server, `settled` stays True, so that the component stays ready.
+        # If an upgrade adds resource.k8s.io to the API server, `is_ready` stays True.
         return self._once_unserved or self.synced
 
     @property

@@ -26,7 +26,7 @@ from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.schemes import SCHEMES
 
 # At most this many faults of one quota document are logged, because a YAML alias can repeat a fault without bound.
-MAX_FAULTS = 20
+MAX_LOG_FAULTS = 20
 
 _decode = Decoder(ConfigMap).decode
 _decode_node = Decoder(Node).decode
@@ -124,7 +124,7 @@ class QuotaInformer:
             before = self._config
             self._accept(read)
             self._log.info("quota read", namespaces=len(read.quota.namespaces), version=version)
-            message = changes.summary(before.quota, read.quota, objects.LONGEST_MESSAGE) if before else ""
+            message = changes.summary(before.quota, read.quota, objects.MAX_EVENT_MESSAGE_LENGTH) if before else ""
             if message:
                 subject, id_ = self._subject(new), f"edited-{version}"
                 event = objects.Event(subject, id_, "QuotaEdited", message, "vcuda-quota")
@@ -137,7 +137,7 @@ class QuotaInformer:
     def _reject(self, config_map: ConfigMap, fault: QuotaFault) -> None:
         self._faulty = True
         kept = "the last good document stays in force" if self._config else "no quota has been read yet"
-        self._log.error("quota document malformed", faults=[str(f) for f in fault.faults[:MAX_FAULTS]], kept=kept)
+        self._log.error("quota document malformed", faults=[str(f) for f in fault.faults[:MAX_LOG_FAULTS]], kept=kept)
         message, subject = f"the quota document is malformed, and {kept}: {fault}", self._subject(config_map)
         # The Event's name contains the version of the ConfigMap, so that all replicas together write only one Event.
         id_ = f"malformed-{subject.resource_version}"

@@ -20,8 +20,8 @@ from vcuda.kube import client, watch
 from vcuda.kube.counts import NamespaceCounter
 from vcuda.kube.ledger_marks import OPENING_SECONDS, LedgerMarks, SeenVersions, answered
 from vcuda.kube.reflector import Reflector
-from vcuda.ledger.ledger import LEASE_SECONDS, LOST, MARGIN_SECONDS, Ledger, Reservation
-from vcuda.ledger.settle import Expired, settle
+from vcuda.ledger.ledger import LOST, MARGIN_SECONDS, RESERVATION_SECONDS, Ledger, Reservation
+from vcuda.ledger.recount import Expired, recount
 from vcuda.ledger.text import OtherFormat, read_ledger, write_ledger
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.terms import STORABLE_SECONDS
@@ -122,7 +122,7 @@ class LedgerStore(NamespaceCounter):
         self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)
         self.check_lost = self._marks.check_lost
         # A ledger's version is kept until each object that the ledger admitted is stored, or can no longer be stored.
-        self._versions = SeenVersions(storable_seconds + LEASE_SECONDS + MARGIN_SECONDS, clock)
+        self._versions = SeenVersions(storable_seconds + RESERVATION_SECONDS + MARGIN_SECONDS, clock)
 
     def read(self, namespace: str, timeout: float = 10) -> Stored:
         """Return a namespace's open ledger, for reading only. If there is none, return a ledger counted from a LIST.
@@ -181,7 +181,7 @@ class LedgerStore(NamespaceCounter):
     def _counted(self, namespace: str, ledger: Ledger, timeout: float) -> Ledger:
         """List a namespace's pods, and return ``ledger`` as an open ledger with the charges in this LIST."""
         observed = self.count_pods(namespace, timeout)
-        counted = settle(ledger, observed, Expired(reaped={LOST}), counted_since=observed.resource_version)
+        counted = recount(ledger, observed, Expired(reaped={LOST}), counted_since=observed.resource_version)
         if counted.lost:
             raise errors.Unavailable("the ledger was counted by a newer quota ConfigMap than this replica has read")
         return counted

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from vcuda import __version__
 from vcuda.kube.reflector import Reflector
 
-MOST_SHOWN = 10
+MAX_SHOWN = 10
 """The most objects of one watch in the metric, because tenants decide how many there are."""
 
 
@@ -25,11 +25,11 @@ def register_build(registry: CollectorRegistry) -> None:
 def unread_objects(reflectors: Mapping[str, Reflector[Any]]) -> Metric:
     found = GaugeMetricFamily(
         "vcuda_watch_unread_object",
-        f"1 for each object that this watch cannot decode. At most {MOST_SHOWN} objects of each watch are shown.",
+        f"1 for each object that this watch cannot decode. At most {MAX_SHOWN} objects of each watch are shown.",
         labels=["resource", "namespace", "name"],
     )
     for resource, reflector in reflectors.items():
-        for key in itertools.islice(reflector.unread(), MOST_SHOWN):
+        for key in itertools.islice(reflector.unread(), MAX_SHOWN):
             found.add_metric([resource, *key], 1)
     return found
 

@@ -12,7 +12,7 @@ from vcuda.k8s_types import Decoder
 from vcuda.kube.client import Kube, segment
 from vcuda.kube.pages import Page, name_in
 
-LONGEST_MESSAGE = 1024  # characters of an Event's message; the API server rejects longer messages
+MAX_EVENT_MESSAGE_LENGTH = 1024  # characters of an Event's message; the API server rejects longer messages
 
 # The API server accepts Events on cluster-wide objects only in this namespace.
 DEFAULT_NAMESPACE = "default"
@@ -44,7 +44,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 def post_event(kube: Kube, event: Event) -> None:
-    """Write an Event, unless its name is taken. Raises ApiError for a refusal, and Unavailable for other failures."""
+    """Write an Event, unless its name is taken. Raises ApiError for a rejection, and Unavailable for other failures."""
     home = event.subject.namespace or DEFAULT_NAMESPACE
     now = k8s_types.time_now()
     manifest = {
@@ -54,7 +54,7 @@ def post_event(kube: Kube, event: Event) -> None:
         "involvedObject": event.subject,
         "type": event.type,
         "reason": event.reason,
-        "message": event.message[:LONGEST_MESSAGE],
+        "message": event.message[:MAX_EVENT_MESSAGE_LENGTH],
         "source": {"component": event.component},
         "firstTimestamp": now,
         "lastTimestamp": now,

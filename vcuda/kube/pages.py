@@ -11,10 +11,10 @@ import msgspec
 from vcuda import errors
 from vcuda.k8s_types import UNDECODABLE, Decoder
 
-MOST_PAGE_BYTES = 8 * 2**20
+MAX_PAGE_BYTES = 8 * 2**20
 """The maximum bytes of a page with several objects. If a page is larger, it is requested again with fewer objects."""
 
-MOST_OBJECT_BYTES = 16 * 2**20
+MAX_OBJECT_BYTES = 16 * 2**20
 """The most bytes that are read of one object. etcd stores objects up to 1.5 MiB (--max-request-bytes). Go writes each
 ``<``, ``>`` and ``&`` as six bytes of JSON (encoding/json, HTMLEscape). So an object may have over 9 MiB of JSON."""
 
@@ -144,7 +144,7 @@ class Pager:
 
     def _read(self, token: str, timeout: float) -> tuple[Page, str]:
         asked = self._objects
-        body = self.fetch(asked, token, timeout, MOST_PAGE_BYTES if asked > 1 else MOST_OBJECT_BYTES)
+        body = self.fetch(asked, token, timeout, MAX_PAGE_BYTES if asked > 1 else MAX_OBJECT_BYTES)
         try:
             page, following = read_page(body)
         except UNDECODABLE as error:
@@ -159,6 +159,6 @@ class Pager:
         except UNDECODABLE:
             raise error from None
         if self.skip is None:
-            raise errors.TooLarge(f"{self.what}: {skipped} has more than {MOST_OBJECT_BYTES} bytes", b"") from error
+            raise errors.TooLarge(f"{self.what}: {skipped} has more than {MAX_OBJECT_BYTES} bytes", b"") from error
         self.skip(skipped)
         return page, token

@@ -29,7 +29,7 @@ _STANDING = 10  # seconds; a watch that lasts so long resets the back-off (the d
 RELIST_SECONDS = 240.0
 """After this many seconds, an unfinished LIST in pages starts again, because etcd drops its version after 5 minutes."""
 
-_MOST_DOUBLINGS = 32  # the ceiling of the delay is reached long before; endless doubling would overflow a float
+_MAX_DOUBLINGS = 32  # the ceiling of the delay is reached long before; endless doubling would overflow a float
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Backoff:
     def next(self) -> float:
         """Return the delay before the next attempt, and double the following delay."""
         step = min(self.ceiling, math.ldexp(self.first, self._steps))
-        self._steps = min(self._steps + 1, _MOST_DOUBLINGS)
+        self._steps = min(self._steps + 1, _MAX_DOUBLINGS)
         return step * (0.5 + self.draw() / 2)
 
     def reset(self) -> None:

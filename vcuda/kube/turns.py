@@ -13,7 +13,7 @@ T = TypeVar("T")
 QUICK_SECONDS, SLOW_SECONDS = 2.0, 8.0
 """The time limits of a LIST in seconds: normally, and for a slow namespace (whose last LISTs took long)."""
 
-MOST_QUICK, MOST_SLOW = 4, 2
+MAX_QUICK, MAX_SLOW = 4, 2
 """The maximum numbers of LISTs at a time: of quick namespaces, and of slow ones (whose last LISTs took long)."""
 
 REST_PER_SECOND = 4.0
@@ -22,7 +22,7 @@ REST_PER_SECOND = 4.0
 SLOW_FOR_SECONDS = 600.0
 """A namespace counts as slow for this many seconds after a LIST of its objects took longer than `QUICK_SECONDS`."""
 
-MOST_REMEMBERED = 10_000
+MAX_REMEMBERED = 10_000
 """The most namespaces in each of two records: of slow namespaces, and of namespaces whose LIST timed out."""
 
 
@@ -30,16 +30,16 @@ class ListTurns:
     """Limits how many LISTs of namespaces run at a time. While too many LISTs run, a new LIST waits. Thread-safe.
 
     A LIST first gets `QUICK_SECONDS`. If a LIST takes longer, the LIST is ended and repeated with `SLOW_SECONDS`. Later
-    LISTs of that slow namespace get `SLOW_SECONDS` from the beginning. At most `MOST_SLOW` LISTs of slow namespaces and
-    `MOST_QUICK` LISTs of quick (all other) namespaces run at a time. These bounds limit the memory for pages. They also
-    limit the wait of a quick namespace. It waits at most `QUICK_SECONDS` for every `MOST_QUICK` namespaces before it.
+    LISTs of that slow namespace get `SLOW_SECONDS` from the beginning. At most `MAX_SLOW` LISTs of slow namespaces and
+    `MAX_QUICK` LISTs of quick (all other) namespaces run at a time. These bounds limit the memory for pages. They also
+    limit the wait of a quick namespace. It waits at most `QUICK_SECONDS` for every `MAX_QUICK` namespaces before it.
 
     If a LIST takes longer than `SLOW_SECONDS`, its namespace is not listed for `REST_PER_SECOND` times as long.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._quick = threading.BoundedSemaphore(MOST_QUICK)
-        self._slow = threading.BoundedSemaphore(MOST_SLOW)
+        self._quick = threading.BoundedSemaphore(MAX_QUICK)
+        self._slow = threading.BoundedSemaphore(MAX_SLOW)
         self._clock = clock
         self._slow_until: dict[str, float] = {}
         self._rests_until: dict[str, float] = {}
@@ -90,6 +90,6 @@ class ListTurns:
             turns.release()
 
     def _remember(self, until: dict[str, float], namespace: str, seconds: float) -> None:
-        if len(until) >= MOST_REMEMBERED:
+        if len(until) >= MAX_REMEMBERED:
             until.clear()
         until[namespace] = self._clock() + seconds

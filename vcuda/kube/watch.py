@@ -10,7 +10,7 @@ import msgspec
 
 from vcuda.errors import Unavailable, WatchLost
 from vcuda.k8s_types import UNDECODABLE, Decoder
-from vcuda.kube.client import Kube, Status, Stream, refusal
+from vcuda.kube.client import Kube, Status, Stream, rejection
 from vcuda.kube.connection import Params
 from vcuda.shallow import shallow
 
@@ -104,7 +104,7 @@ def _read_change(line: bytes) -> WatchEvent | None:
 def _read_any(line: bytes, what: str) -> WatchEvent:
     event = _EVENT.decode(line)
     if event.type == "ERROR":
-        error = refusal(what, _STATUS.decode(event.object).code, event.object)
+        error = rejection(what, _STATUS.decode(event.object).code, event.object)
         raise WatchLost(str(error)) if isinstance(error, Unavailable) else error
     return WatchEvent(event.type, _HEAD.decode(event.object).metadata, event.object)
 

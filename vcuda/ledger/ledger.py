@@ -12,13 +12,13 @@ import msgspec
 
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage, fits, total
 
-MOST_PENDING = 512
+MAX_PENDING = 512
 """The most pending charges of a namespace. The limit keeps the ledger small if a controller creates pods endlessly."""
 
-MOST_TERMINATING = 512
+MAX_TERMINATING = 512
 """The most charges of deleted pods in ``terminating``. The charges of further deleted pods stay in ``committed``."""
 
-LEASE_SECONDS = 10
+RESERVATION_SECONDS = 10
 """A webhook replica may admit pods from its reservation (quota that it holds in advance) for this many seconds after it
 sent its last confirmed write of the ledger."""
 
@@ -38,7 +38,7 @@ FULL = "@full@"
 NO_MODEL = ""
 """The model of an empty charge, which records in ``pending`` the grace period of a pod whose claims are charged."""
 
-LEAST_TERMINATING_SECONDS = 5
+MIN_TERMINATING_SECONDS = 5
 """A running pod that is deleted stays charged for at least this many seconds, even with a grace period of 0. kubelet
 must first observe the deletion. It then gives each container one second to stop."""
 
@@ -73,7 +73,7 @@ class Reservation(msgspec.Struct, frozen=True, rename="camel"):
     """The reserved quota by model."""
     counter: int
     """A number that differs in each write of the replica. It shows the replica which of its writes was stored."""
-    seconds: float = LEASE_SECONDS
+    seconds: float = RESERVATION_SECONDS
     """The seconds for which the replica may use the reservation after the write."""
 
 
@@ -153,19 +153,19 @@ class Admitted(msgspec.Struct, frozen=True):
         return cores_nearly or (limit.memory is not None and used.memory_under(limit) >= limit.memory * WARN_FROM)
 
 
-class Refused(msgspec.Struct, frozen=True):
+class Rejected(msgspec.Struct, frozen=True):
     """The charge does not fit the limit, and the limit is enforced."""
 
     shortage: Shortage
 
 
 class TooManyPending(msgspec.Struct, frozen=True):
-    """The charge is not decided, because the namespace has `MOST_PENDING` pending charges. The caller should retry."""
+    """The charge is not decided, because the namespace has `MAX_PENDING` pending charges. The caller should retry."""
 
 
 def admit(
     ledger: Ledger, uid: str, asked: Pending, quota: NamespaceQuota, *, enforced: bool
-) -> Admitted | Refused | TooManyPending:
+) -> Admitted | Rejected | TooManyPending:
     """Decide by one version of the ledger whether one more charge fits. ``uid``: the pod or claim that is charged.
 
     ``enforced``: False if the quota only warns or audits. A charge that does not fit is then admitted with a shortage.
@@ -179,9 +179,9 @@ def admit(
     if asked.model != NO_MODEL and not fits(limit, usage.used, asked.charge):
         shortage = Shortage(asked.model, asked.charge, usage, limit)
         if enforced:
-            return Refused(shortage)
-    # `MOST_PENDING` is checked after the limit, so that a pod over the limit is refused even with many pending charges.
-    if len(ledger.pending) >= MOST_PENDING:
+            return Rejected(shortage)
+    # `MAX_PENDING` is checked after the limit, so that a pod over the limit is rejected even with many pending charges.
+    if len(ledger.pending) >= MAX_PENDING:
         return TooManyPending()
     charged = msgspec.structs.replace(ledger, pending={**ledger.pending, uid: asked})
     usage = msgspec.structs.replace(usage, used=usage.used + asked.charge, pending=usage.pending + asked.charge)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from vcuda.quota.terms import CORES_PER_CARD, UNSTORED_CAUSE
 
-MOST_PODS = 100
+MAX_REPORTED_PODS = 100
 """A report names at most this many pods for each model (the largest ones), and this many pods without a model."""
 
 
@@ -116,6 +116,6 @@ class NamespaceUse:
         return all(model.has_room for model in self.models)
 
     def shortened(self) -> "NamespaceUse":
-        """Return the report as it is published, with at most `MOST_PODS` pods in ``unpinned``."""
-        more = max(len(self.unpinned) - MOST_PODS, 0)
-        return replace(self, unpinned=self.unpinned[:MOST_PODS], more_unpinned=more)
+        """Return the report as it is published, with at most `MAX_REPORTED_PODS` pods in ``unpinned``."""
+        more = max(len(self.unpinned) - MAX_REPORTED_PODS, 0)
+        return replace(self, unpinned=self.unpinned[:MAX_REPORTED_PODS], more_unpinned=more)

@@ -10,7 +10,7 @@ import msgspec
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import FULL, NO_LIMIT, Ledger
-from vcuda.ledger.report import MOST_PODS, GrantUse, ModelUse, NamespaceUse, PodUse
+from vcuda.ledger.report import MAX_REPORTED_PODS, GrantUse, ModelUse, NamespaceUse, PodUse
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import CORES_PER_CARD, Charge, Cores, Granted, NamespaceQuota, Usage, total
 
@@ -89,7 +89,7 @@ def _model(
     largest = sorted(holders, key=lambda each: (-each[1].cores, -each[1].memory, each[0].name))
     named = (
         PodUse(holder.name, math.ceil(charge.cores), charge.memory_under(limit), isinstance(holder, StoredClaim))
-        for holder, charge in largest[:MOST_PODS]
+        for holder, charge in largest[:MAX_REPORTED_PODS]
     )
     return ModelUse(
         model=model,
@@ -100,7 +100,7 @@ def _model(
         memory_limit=limit.memory,
         memory_used=None if limit.memory is None else memory,
         pods=tuple(named),
-        more_pods=max(len(largest) - MOST_PODS, 0),
+        more_pods=max(len(largest) - MAX_REPORTED_PODS, 0),
         terminating=_shown(usage.terminating.cores),
         # Reserved cores and memory are differences of rounded sums. If used and reserved amounts were rounded up
         # separately, they could add up to more than the total.

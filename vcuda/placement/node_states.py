@@ -22,12 +22,12 @@ _EFFECTS = ("NoSchedule", "NoExecute")
 _EXISTS = "Exists"
 _EVERY = -1
 """The set of all nodes. In Python, all bits of the integer -1 are set."""
-_MOST_SHOWN = 3
-MOST_TAINTS = 256
+_MAX_SHOWN = 3
+MAX_TAINTS = 256
 """The most different taints that are told apart: the most common. A node with another taint takes only pods that
 tolerate everything."""
-_MOST_REMEMBERED = 256
-_MOST_TOLERATIONS = 32
+_MAX_REMEMBERED = 256
+_MAX_TOLERATIONS = 32
 """The nodes that take pods with these tolerations are remembered only for at most this many tolerations."""
 
 
@@ -59,7 +59,7 @@ class NodeAvailability(NamedTuple):
         if obstacles:
             return f"no: {', '.join(obstacles)}"
         taints = sorted(f"{key}{value and '='}{value}:{effect}" for key, value, effect in self.taints)
-        return f"if tolerated: {listed(taints, _MOST_SHOWN)}" if taints else "yes"
+        return f"if tolerated: {listed(taints, _MAX_SHOWN)}" if taints else "yes"
 
 
 # Most nodes have equal states. One shared object saves memory.
@@ -108,7 +108,7 @@ class NodeStates(msgspec.Struct, frozen=True, dict=True):
         counts: Counter[Taint] = Counter()
         for state, nodes in sets.items():
             counts.update(dict.fromkeys(state.taints, nodes.bit_count()))
-        apart = {taint for taint, _ in counts.most_common(MOST_TAINTS)}
+        apart = {taint for taint, _ in counts.most_common(MAX_TAINTS)}
         tainted: dict[Taint, int] = {}
         offering: dict[str, dict[int, int]] = {}
         unknown = 0
@@ -149,13 +149,13 @@ class NodeStates(msgspec.Struct, frozen=True, dict=True):
             for each in tolerations or ()
             if each.operator in ("", "Equal", _EXISTS)
         )
-        if len(tolerated) <= _MOST_TOLERATIONS:
+        if len(tolerated) <= _MAX_TOLERATIONS:
             return self._take(tolerated)
         return self._untainted(tolerated)
 
     @functools.cached_property
     def _take(self) -> Callable[[frozenset[tuple[str, str | None, str]]], int]:
-        return functools.lru_cache(_MOST_REMEMBERED)(self._untainted)
+        return functools.lru_cache(_MAX_REMEMBERED)(self._untainted)
 
     def _untainted(self, tolerated: frozenset[tuple[str, str | None, str]]) -> int:
         found = _EVERY
@@ -195,7 +195,7 @@ class NodeStates(msgspec.Struct, frozen=True, dict=True):
 
 def amounts_of(resources: Mapping[str, int]) -> str:
     """Return a text such as ``8 nvidia.com/gpu``."""
-    return listed([f"{amount} {name}" for name, amount in resources.items()], _MOST_SHOWN)
+    return listed([f"{amount} {name}" for name, amount in resources.items()], _MAX_SHOWN)
 
 
 def _is_not_ready(taint: Taint) -> bool:

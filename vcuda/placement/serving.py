@@ -17,10 +17,10 @@ from vcuda.requests.pod_request import PodRequest
 HOSTNAME = "kubernetes.io/hostname"
 """The node label by which the node affinity of a pod excludes nodes."""
 
-MOST_AVOIDED = 256
+MAX_AVOIDED = 256
 """Maximum number of nodes that the node affinity of a pod excludes. The affinity lists the names of these nodes."""
 
-MOST_OF_AVOIDED = 2**18
+MAX_AVOIDED_LENGTH = 2**18
 """Maximum total length of the names of excluded nodes. Each term of the node affinity repeats all names."""
 
 DEFAULT_SCHEDULER = "default-scheduler"
@@ -61,10 +61,10 @@ def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str
     if not with_register:
         return ServedBy(every, None if every or keeps else placing)
     plain = every & ~with_register
-    if keeps and plain and with_register.bit_count() <= MOST_AVOIDED:
+    if keeps and plain and with_register.bit_count() <= MAX_AVOIDED:
         avoided = nodes.index.values_on(with_register, HOSTNAME)
         repeated = max(len(required_terms(pod.spec) or ()), 1)
-        if None not in avoided and repeated * sum(map(len, map(str, avoided))) <= MOST_OF_AVOIDED:
+        if None not in avoided and repeated * sum(map(len, map(str, avoided))) <= MAX_AVOIDED_LENGTH:
             return ServedBy(plain, None, tuple(sorted(map(str, avoided))))
     # The nodes with a register serve only pods of their own scheduler, and a pod cannot have two schedulers.
     return ServedBy(0 if own and placing else with_register, placing)

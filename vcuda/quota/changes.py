@@ -12,16 +12,16 @@ DERIVED = ("limits", "own", "granted", "excepted")
 """The fields of a quota entry that are not compared as a whole. The fields ``limits`` and ``excepted`` are compared
 item by item. The fields ``own`` and ``granted`` are computed from the limits and the grants."""
 
-LONGEST_CHANGE = 200
+MAX_CHANGE_LENGTH = 200
 """The maximum length of one change in a summary. Longer changes are cut, because they may list hundreds of models."""
 
 _ROOM_FOR_MORE = 40
 """The number of characters that are kept free at the end of a summary, to state how many changes are not listed."""
 
-MOST_EXCEPTED = 20
+MAX_EXCEPTED_SHOWN = 20
 """The most names of ``except`` in one message."""
 
-MOST_FIELDS = 3
+MAX_FIELDS = 3
 """The most fields of a quota document that one warning names."""
 
 _STRICTNESS = {Mode.AUDIT: 0, Mode.WARN: 1, Mode.ENFORCE: 2}
@@ -40,7 +40,7 @@ class QuotaChange(NamedTuple):
     @property
     def shown(self) -> str:
         text = str(self)
-        return text if len(text) <= LONGEST_CHANGE else f"{text[: LONGEST_CHANGE - 1]}…"
+        return text if len(text) <= MAX_CHANGE_LENGTH else f"{text[: MAX_CHANGE_LENGTH - 1]}…"
 
 
 def changes(old: Quota, new: Quota) -> Iterator[QuotaChange]:
@@ -57,7 +57,7 @@ def changes(old: Quota, new: Quota) -> Iterator[QuotaChange]:
 
 
 def summary(old: Quota, new: Quota, longest: int) -> str:
-    """Return a text with the first differences. ``longest``: its maximum length, at least `LONGEST_CHANGE` + 40."""
+    """Return a text with the first differences. ``longest``: its maximum length, at least `MAX_CHANGE_LENGTH` + 40."""
     text, different = "", changes(old, new)
     for change in different:
         longer = f"{text}; {change.shown}" if text else change.shown
@@ -96,7 +96,7 @@ def weakened(old: Quota, new: Quota) -> Iterator[str]:
         elif _STRICTNESS[will.mode] < _STRICTNESS[was.mode]:
             yield f"{namespace}.mode: the mode changes from {was.mode} to {will.mode}"
         if will and (added := sorted(will.excepted - was.excepted)):
-            yield f"{namespace}.except: the entry does not apply any more to {listed(added, MOST_EXCEPTED)}"
+            yield f"{namespace}.except: the entry does not apply any more to {listed(added, MAX_EXCEPTED_SHOWN)}"
 
 
 def grouped(warnings: Iterable[str]) -> list[str]:
@@ -108,7 +108,7 @@ def grouped(warnings: Iterable[str]) -> list[str]:
             fields.setdefault(text, []).append(field)
         else:
             fields.setdefault(each, [])
-    return [f"{listed(found, MOST_FIELDS)}: {text}" if found else text for text, found in fields.items()]
+    return [f"{listed(found, MAX_FIELDS)}: {text}" if found else text for text, found in fields.items()]
 
 
 def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[str]:
@@ -148,7 +148,7 @@ def _entry(entry: NamespaceQuota | None) -> str:
         return ""
     limits = _limits(entry.limits) or "no model"
     if entry.excepted:
-        limits = f"{limits}, except {listed(sorted(entry.excepted), MOST_EXCEPTED)}"
+        limits = f"{limits}, except {listed(sorted(entry.excepted), MAX_EXCEPTED_SHOWN)}"
     return limits if entry.mode is Mode.ENFORCE else f"{entry.mode}, {limits}"
 
 

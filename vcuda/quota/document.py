@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 MAX_NAMESPACES = 10_000
 """The most namespaces in one document. Kubernetes itself is tested with 10,000 namespaces."""
-LONGEST_EMPTY = 256
+MAX_EMPTY_LENGTH = 256
 """`is_empty` parses only texts of at most this many characters without comments. A longer text is not empty."""
 MAX_EXCEPTED = 100
 """The most names in the key ``except``."""
@@ -265,7 +265,7 @@ def is_empty(text: str) -> bool:
     # A long text is treated as not empty without parsing it here, because the caller parses the text anyway.
     rest = "\n".join(lines).strip()
     try:
-        return len(rest) <= LONGEST_EMPTY and read_text(rest)[0] is None
+        return len(rest) <= MAX_EMPTY_LENGTH and read_text(rest)[0] is None
     except errors.QuotaFault:
         return False
 

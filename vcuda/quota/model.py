@@ -173,7 +173,7 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
     default: NamespaceQuota | None = None
     """The ``*`` entry, for namespaces without their own entry; None if these namespaces are not limited."""
     system: frozenset[str] = SYSTEM_NAMESPACES
-    """The namespaces to which the ``*`` entry never applies, because a refused pod there can stop the cluster."""
+    """The namespaces to which the ``*`` entry never applies, because a rejected pod there can stop the cluster."""
     version: str = ""
     """The resourceVersion of the quota ConfigMap. A LIST of pods at this version or later contains every pod that was
     stored before this version of the ConfigMap."""
@@ -209,7 +209,7 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
     def for_namespace(self, name: str) -> NamespaceQuota | None:
         """Return the quota of a namespace at the time ``self.moment``; None if the namespace is not limited."""
         own = self.namespaces.get(name)
-        # A system namespace can have its own entry. Pods there that bypass the webhook are charged, but never refused.
+        # A system namespace can have its own entry. Pods there that bypass the webhook are charged, but never rejected.
         if own is not None:
             return self._at_moment(own)
         default = self.default
@@ -365,7 +365,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
         return short and (self.asked.cores > (cores or 0) or not hopeless)
 
     def sentence(self, namespace: str) -> str:
-        """Return the message of a pod's refusal, which people see in kubectl and in the Events of their ReplicaSet."""
+        """Return the message of a pod's rejection, which kubectl and the Events of a ReplicaSet show."""
         usage, limit, in_cores = self.usage, self.limit, self.in_cores
         what = f"{'' if in_cores else 'memory of '}{self.model} in namespace {namespace}"
         render, most = (cards, limit.cores) if in_cores else (mebibytes, limit.memory)

@@ -10,13 +10,13 @@ from fractions import Fraction
 
 CORES_PER_CARD = 100
 
-MOST_SLICES = 8
+MAX_SLICES = 8
 """The most compute slices and memory slices of one card."""
-MOST_SHARES = 48
+MAX_CARD_SHARES = 48
 """The most shares of one card whose charge is exact. NVIDIA's drivers serve at most 48 clients of one card."""
 UNIT_DECIMALS = 6
 """The most decimals of the cards that one unit in ``gpu_units`` is charged."""
-COMMON_DENOMINATOR = math.lcm(*range(1, MOST_SHARES + 1), 10**UNIT_DECIMALS // CORES_PER_CARD)
+COMMON_DENOMINATOR = math.lcm(*range(1, MAX_CARD_SHARES + 1), 10**UNIT_DECIMALS // CORES_PER_CARD)
 """The denominator of each charge in hundredths of a card divides this number."""
 
 OVER_QUOTA = "exceeded quota"
@@ -36,13 +36,13 @@ UNSTORED_CAUSE = (
 """The likely cause if pods are charged but not stored, and how to find it."""
 
 MALFORMED = "malformed GPU request"
-"""The first words of every refusal of a malformed request."""
+"""The first words of every rejection of a malformed request."""
 
 LEDGER_NAMESPACE, NODE_NAMESPACE = "vcuda-quota-ledgers", "vcuda-quota-node"
 """The default namespaces of the ledgers (records of charges) and of the node agents. Both must contain nothing else."""
 
 # The quota entry `*` (for namespaces without their own entry) never applies to the namespaces of Kubernetes itself. If
-# their pods were refused, the cluster might not start.
+# their pods were rejected, the cluster might not start.
 SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-public", "kube-node-lease"})
 
 UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", LEDGER_NAMESPACE, NODE_NAMESPACE})

@@ -16,7 +16,7 @@ import msgspec
 
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MINUTES_PER_DAY = 24 * 60
-MOST_DAYS = 16
+MAX_DAYS = 16
 """The number of days that are searched for the next start or end of a weekly or daily grant. A change to daylight
 saving time can skip the hours of a grant in one week, but not in two weeks in a row."""
 
@@ -85,7 +85,7 @@ class Times(msgspec.Struct, frozen=True):
         if self.recurs:
             first = max(moment, self.start)
             day = datetime.datetime.fromtimestamp(first, self.zone).date()
-            for number in range(MOST_DAYS):
+            for number in range(MAX_DAYS):
                 bounds = self._bounds_of(day + datetime.timedelta(number))
                 yield from (at for at in bounds if first < at < self.end)
         if moment < self.end < math.inf:

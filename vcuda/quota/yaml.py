@@ -33,18 +33,18 @@ PlacedFault = tuple[KeyPath, str]
 def read_text(text: str) -> tuple[Plain, tuple[PlacedFault, ...]]:
     """Return the content of a document (None if empty) and its faults. Raises QuotaFault if it cannot be parsed."""
     if len(text) > MAX_TEXT:
-        _refuse(f"the document must not be longer than {MAX_TEXT} characters; got {len(text)}")
+        _reject(f"the document must not be longer than {MAX_TEXT} characters; got {len(text)}")
     walk = _Walk()
     try:
         tree = walk.plain(_parse(_encodable(text.removeprefix("\ufeff"))), (), 0)
     except UnreadableError as error:
-        _refuse(str(error))
+        _reject(str(error))
     except RecursionError:
-        _refuse(f"the document must not have more than {MAX_DEPTH} levels of nesting; a quota needs four levels")
+        _reject(f"the document must not have more than {MAX_DEPTH} levels of nesting; a quota needs four levels")
     return tree, tuple(dict.fromkeys(walk.faults))
 
 
-def _refuse(sentence: str) -> NoReturn:
+def _reject(sentence: str) -> NoReturn:
     raise QuotaFault((Fault("", sentence),)) from None
 
 
@@ -138,7 +138,7 @@ class _BoundedComposer(Composer, yaml.CBaseLoader):
         # An entry (key or list item) has at most two YAML nodes. So a document with more than twice `MAX_ENTRIES` nodes
         # has too many entries. Later, `_Walk` counts the entries exactly.
         if self._nodes > 2 * MAX_ENTRIES + 1:
-            _refuse(_TOO_MANY)
+            _reject(_TOO_MANY)
         if self._depth > MAX_DEPTH:
             raise RecursionError
         anchor = None if isinstance(event, yaml.AliasEvent) else event.anchor
@@ -186,7 +186,7 @@ class _Walk:
         # Each use of a YAML alias counts as a full copy: ten lines with ten aliases each can make 10^10 entries.
         self._entries += entries
         if self._entries > MAX_ENTRIES:
-            _refuse(_TOO_MANY)
+            _reject(_TOO_MANY)
         if depth >= MAX_DEPTH:
             raise RecursionError
 

@@ -22,7 +22,7 @@ import pydantic
 from pydantic_core import ErrorDetails, ValidationError
 
 from vcuda.quota.document import check_text
-from vcuda.quota.terms import CORES_PER_CARD, MOST_SLICES
+from vcuda.quota.terms import CORES_PER_CARD, MAX_SLICES
 from vcuda.quota.values import (
     StrictModel,
     WrongValueError,
@@ -103,8 +103,8 @@ def _read_products(value: object) -> tuple[object, ...]:
 
 
 def read_slices(value: object) -> int:
-    if not isinstance(value, Decimal) or value not in range(1, MOST_SLICES + 1):
-        raise WrongValueError(f"must be a whole number of slices from 1 to {MOST_SLICES}; got {shown(value)}")
+    if not isinstance(value, Decimal) or value not in range(1, MAX_SLICES + 1):
+        raise WrongValueError(f"must be a whole number of slices from 1 to {MAX_SLICES}; got {shown(value)}")
     return int(value)
 
 

@@ -17,7 +17,7 @@ from vcuda.requests.share_limits import ShareLimits
 SIDECAR = "Always"
 NONE = (0, "0")
 """The amount zero of a resource, as a number (people may write one) and as a string (the API server stores one)."""
-MOST_UNITS = 10_000_000
+MAX_UNITS = 10_000_000
 """The most of one resource in a container: 2,000 for each of the 5,000 nodes that Kubernetes supports."""
 _PERCENT = re.compile(r"[0-9]{1,3}", re.ASCII)
 
@@ -53,7 +53,7 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     It is the largest charge of MIG profiles, which differs by GPU model."""
     schemes: tuple[Scheme, ...]
     faults: tuple[Fault, ...] = ()
-    """The faults of the request. A pod with faults is refused if the quota of its namespace is enforced."""
+    """The faults of the request. A pod with faults is rejected if the quota of its namespace is enforced."""
     by_units: bool = False
     """True if the pod requests a unit: a GPU resource of no vendor's scheme (set of resources), such as a MIG slice."""
     has_share: bool = False
@@ -302,10 +302,10 @@ def _amounts(base: str, resources: Mapping[str, Quantity], known: GpuResources) 
             faults.append(_fault(base, name, f"must be a whole number of at least 0: {cut(str(error))}"))
             amounts[name] = 0
         else:
-            if amount > MOST_UNITS:
-                faults.append(_fault(base, name, f"must be at most {MOST_UNITS}; got {amount}"))
+            if amount > MAX_UNITS:
+                faults.append(_fault(base, name, f"must be at most {MAX_UNITS}; got {amount}"))
             if amount:
-                amounts[name] = min(amount, MOST_UNITS)
+                amounts[name] = min(amount, MAX_UNITS)
     return amounts, sorted(faults)
 
 

@@ -117,7 +117,7 @@ MAX_PRODUCT = 64
 label value."""
 WILDCARDS = frozenset("*?")
 _VENDOR = VENDOR.lower()
-MOST_PRODUCTS = 4096
+MAX_KNOWN_PRODUCTS = 4096
 """The most products whose GPU model is remembered. Longer products than `MAX_PRODUCT` are not remembered."""
 
 
@@ -201,7 +201,7 @@ class CardModels(msgspec.Struct, frozen=True, dict=True):
             found = self._find(fold(product))
             return next(itertools.islice(self.rows, (found.lastindex or 1) - 1, None)) if found else product
 
-        return functools.lru_cache(MOST_PRODUCTS)(find)
+        return functools.lru_cache(MAX_KNOWN_PRODUCTS)(find)
 
     def memory_of(self, model: str) -> int:
         """Return the memory of one card of a GPU model in MiB; 0 if ``gpu_models`` does not state it."""

@@ -13,7 +13,7 @@ To add a vendor:
    ``BUILT_IN_UNITS`` in vcuda/requests/resources.py.
 6. Name the vendor in CHANGELOG.md, and generate docs/reference.md (``make reference``).
 
-No other code needs a change: charges, refusals, garbage collection, node agent and test pods read the `Scheme`.
+No other code needs a change: charges, rejections, garbage collection, node agent and test pods read the `Scheme`.
 
 Sources: tkestack/gpu-manager and gpu-admission (``pkg/api``, ``pkg/util/types.go``), their nvidia.com fork,
 Project-HAMi/HAMi (``pkg/util/types.go``, ``pkg/device/nvidia``), coldzerofear/vgpu-manager (``pkg/util/consts.go``).
@@ -68,7 +68,7 @@ class Scheme(msgspec.Struct, frozen=True):
     """The name of the vendor's software, as people write it."""
     vendor_domain: str
     """The domain of the vendor's resources. If a pod requests a resource of this domain, and the charge is unknown, the
-    pod is refused. If the domain has other resources too, this is a pattern of the GPU resources only."""
+    pod is rejected. If the domain has other resources too, this is a pattern of the GPU resources only."""
 
     # Resources that pods request
     cores: str

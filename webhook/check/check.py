@@ -34,13 +34,13 @@ Ask = Callable[[str, AdmissionRequest], Awaitable[AdmissionResponse]]
 
 PODS = GroupVersionKind(version="v1", kind="Pod")
 
-ADMITTED, REFUSED, UNKNOWN, SKIPPED, MALFORMED = "admitted", "refused", "unknown", "skipped", "malformed"
+ADMITTED, REJECTED, UNKNOWN, SKIPPED, MALFORMED = "admitted", "rejected", "unknown", "skipped", "malformed"
 
 NOT_COUNTED = "the object does not state how many of these pods it creates, so only one pod is checked"
 
 _WORDS = {"ignored": "no GPU", "unlimited": "not limited"}
 
-_COUNTED = "the webhook is not called for {} in this system namespace, so they are charged but never refused"
+_COUNTED = "the webhook is not called for {} in this system namespace, so they are charged but never rejected"
 
 _NODES = "the nodes that the pod selects by labels or names (see --nodes)"
 
@@ -54,7 +54,7 @@ class Row(msgspec.Struct, frozen=True):
     namespace: str
     count: int
     decision: str
-    """One of admitted, refused, no GPU, not limited, counted, unknown, skipped, malformed."""
+    """One of admitted, rejected, no GPU, not limited, counted, unknown, skipped, malformed."""
     outcome: str = ""
     """The outcome of the review, as in the metrics of the webhook; empty if there was no review."""
     model: str = ""
@@ -76,12 +76,12 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def exit_status(rows: Iterable[Row], *, strict: bool) -> int:
-    """Return the exit status: 2 if an object is malformed, 1 if an object is refused, otherwise 0.
+    """Return the exit status: 2 if an object is malformed, 1 if an object is rejected, otherwise 0.
 
-    With ``strict``, an object without a decision counts as refused.
+    With ``strict``, an object without a decision counts as rejected.
     """
     decisions = {row.decision for row in rows}
-    failing = {REFUSED, UNKNOWN, SKIPPED} if strict else {REFUSED}
+    failing = {REJECTED, UNKNOWN, SKIPPED} if strict else {REJECTED}
     return 2 if MALFORMED in decisions else int(bool(decisions & failing))
 
 
@@ -152,7 +152,7 @@ async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -
         reason = "; ".join(filter(None, (_missing(_NODES), row.reason)))
         row = msgspec.structs.replace(row, decision=UNKNOWN, reason=reason)
     yield alike, row
-    for each in made_claims(created) if row.decision != REFUSED else ():
+    for each in made_claims(created) if row.decision != REJECTED else ():
         name, spec = f"{CLAIM}/{each.name}", cluster.templates.get((namespace, each.template))
         if spec is not None:
             claim = {**each.claim, "spec": msgspec.json.decode(msgspec.json.encode(spec))}
@@ -192,7 +192,7 @@ async def _decide_one(
         object=name,
         namespace=namespace,
         count=1,
-        decision=(untouched or ADMITTED) if last.allowed else REFUSED,
+        decision=(untouched or ADMITTED) if last.allowed else REJECTED,
         outcome=last.outcome,
         model=model,
         rule=first.rule,

@@ -1,6 +1,6 @@
 """Decides large reviews, which take long to decode or decide, in one thread. So they do not delay small reviews.
 
-A small review that takes many steps (`webhook.admission.MOST_STEPS`) is treated like a large one.
+A small review that takes many steps (`webhook.admission.MAX_REVIEW_STEPS`) is treated like a large one.
 
 1. A large review needs a *place* before the rest of its body is read, and keeps the place until it is answered. The
    number of places bounds the memory of all large reviews. Namespaces get places in turn.
@@ -40,7 +40,7 @@ WAIT_SHARE = 0.5
 """A large review waits in the queue for at most this fraction of the time until its deadline. If the wait fails, the
 API server has enough time left to call another replica."""
 
-LEAST_SECONDS = 0.3
+MIN_SECONDS = 0.3
 """A review must get the thread at least this many seconds before its deadline, because the largest reviews compute for
 about this long (`python -m bench large-pods`)."""
 
@@ -140,7 +140,7 @@ class ReviewThread:
         self, steps: Coroutine[Any, Any, T], outcome: Any, namespace: str, deadline: ReviewDeadline
     ) -> "LedgerCall[Any] | _Ended":
         """Wait until the thread is free. Then run the review in it until the next call to the ledgers, or the end."""
-        latest = math.inf if deadline.charging else deadline.end - min(LEAST_SECONDS, max(deadline.left, 0) / 2)
+        latest = math.inf if deadline.charging else deadline.end - min(MIN_SECONDS, max(deadline.left, 0) / 2)
         async with self._turns.granted(namespace, 0, latest):
             step = asyncio.get_running_loop().run_in_executor(self._thread, _step, steps, outcome)
             try:

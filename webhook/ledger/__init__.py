@@ -2,6 +2,6 @@
 
 A ledger records the GPU quota that the pods and claims of one namespace use. `ledgers` has the interface, and ledgers
 in memory. `cluster_ledgers` has the ledgers of a cluster, and `namespace_ledger` the ledger of one namespace. A webhook
-replica may reserve quota in advance, and admit charges from this reservation (`leases`). All other charges that wait at
-the same time are written together (`batches`). Before a replica refuses a charge, `recount` counts the stored pods.
+replica may reserve quota in advance, and admit charges from it (`reservations`). All other charges that wait at the
+same time are written together (`batches`). Before a replica rejects a charge, `fresh_count` counts the stored pods.
 """

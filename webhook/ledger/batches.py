@@ -21,7 +21,7 @@ class PendingCall(Generic[T, R]):
     """The result for the caller if the deadline passes before the item has a result."""
     answer: asyncio.Future[R] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-    def settle(self, result: R) -> None:
+    def resolve(self, result: R) -> None:
         if not self.answer.done():
             self.answer.set_result(result)
 
@@ -83,7 +83,7 @@ class BatchCommitter(Generic[T, R]):
         finally:
             # If ``work`` skipped an item or was cancelled, the caller of this item must not wait forever.
             for call in batch:
-                call.settle(call.late)
+                call.resolve(call.late)
 
 
 @dataclass(eq=False)
@@ -107,4 +107,4 @@ class SharedCall(Generic[R]):
     async def _serve(self, calls: Sequence[PendingCall[None, R | None]]) -> None:
         made = await self.make()
         for call in calls:
-            call.settle(made)
+            call.resolve(made)

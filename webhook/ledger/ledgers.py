@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from vcuda.errors import Dropped, DropReason, VcudaError
-from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused, admit
+from vcuda.ledger.ledger import MAX_PENDING, Admitted, Ledger, Pending, Rejected, admit
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, Usage
 
 
@@ -90,9 +90,9 @@ class PutOff(msgspec.Struct, frozen=True):
     """False if the stored pods and claims could not be counted before the deadline."""
 
 
-Decision = Admitted | Refused | PutOff | RetryLater
+Decision = Admitted | Rejected | PutOff | RetryLater
 
-CROWDED = RetryLater(f"{MOST_PENDING} admitted pods and claims of this namespace are not seen stored yet")
+CROWDED = RetryLater(f"{MAX_PENDING} admitted pods and claims of this namespace are not seen stored yet")
 
 
 class ChargeRequest(msgspec.Struct, frozen=True):
@@ -120,7 +120,7 @@ class ChargeRequest(msgspec.Struct, frozen=True):
         """Decide whether the charge fits this ledger. An `Admitted` has the ledger that the caller must write."""
         asked = Pending(self.model, self.charge, self.grace)
         decision = admit(ledger, self.uid, asked, self.quota, enforced=self.quota.mode is Mode.ENFORCE)
-        return decision if isinstance(decision, Admitted | Refused) else CROWDED
+        return decision if isinstance(decision, Admitted | Rejected) else CROWDED
 
 
 class Ledgers(Protocol):
@@ -140,14 +140,14 @@ class Ledgers(Protocol):
         """
 
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
-        """Return the usage by GPU model, up to some seconds old. The caller must not refuse a pod because of it."""
+        """Return the usage by GPU model, up to some seconds old. The caller must not reject a pod because of it."""
 
     async def stored_usage(
         self, namespace: str, charged: Mapping[str, Usage], deadline: float
     ) -> Mapping[str, Usage] | None:
         """Return the usage by GPU model: all stored pods and claims, and the terminating charges in ``charged``.
 
-        Terminating charges belong to deleted pods that may still run. A refusal may depend on this usage. Return None
+        Terminating charges belong to deleted pods that may still run. A rejection may depend on this usage. Return None
         if the count does not end before the deadline. Raises Unavailable if the store does not answer.
         """
 
@@ -155,7 +155,7 @@ class Ledgers(Protocol):
         """Write all admitted charges that are not written yet. The caller must have stopped answering reviews."""
 
 
-MOST_NAMESPACES = 10_000
+MAX_KNOWN_NAMESPACES = 10_000
 """The maximum number of namespaces for which `ByNamespace` keeps a value. Without a maximum, callers with invented
 namespaces could use up the memory."""
 
@@ -185,7 +185,7 @@ class ByNamespace(Generic[V]):
             del self._kept[next(iter(self._kept))]
         value = self._kept.pop(namespace)[0] if namespace in self._kept else self._make(namespace)
         self._kept[namespace] = value, now
-        if len(self._kept) > MOST_NAMESPACES:
+        if len(self._kept) > MAX_KNOWN_NAMESPACES:
             del self._kept[next(iter(self._kept))]
         return value
 
@@ -198,7 +198,7 @@ class MemoryLedgers:
 
     async def charge(self, request: ChargeRequest) -> Decision:
         # No lock is needed, because this coroutine awaits nothing between reading and replacing the ledger.
-        if request.namespace not in self._ledgers and len(self._ledgers) >= MOST_NAMESPACES:
+        if request.namespace not in self._ledgers and len(self._ledgers) >= MAX_KNOWN_NAMESPACES:
             return TOO_MANY_NAMESPACES
         decision = request.decide(self._ledgers.get(request.namespace, Ledger()))
         if isinstance(decision, Admitted) and not request.dry_run:
@@ -223,7 +223,7 @@ class MemoryLedgers:
 def _oldest_committed(ledger: Ledger) -> Ledger:
     # On a cluster, the controller moves the charges of stored pods from `pending` to `committed`. No controller does so
     # for ledgers in memory. So if `pending` is full, move the oldest charge to make room for a new charge.
-    if len(ledger.pending) < MOST_PENDING:
+    if len(ledger.pending) < MAX_PENDING:
         return ledger
     uid, oldest = next(iter(ledger.pending.items()))
     committed = {**ledger.committed, oldest.model: ledger.committed.get(oldest.model, Charge()) + oldest.charge}
@@ -233,7 +233,7 @@ def _oldest_committed(ledger: Ledger) -> Ledger:
 
 # A GPU model that /mutate chose for a pod counts as used for this many seconds. Within this time the API server calls
 # /validate, even if other webhooks run in between. If this replica has not charged the pod by then, another replica has
-# charged the pod, or another webhook has refused the pod.
+# charged the pod, or another webhook has rejected the pod.
 CHOICE_SECONDS = 2.0
 
 
@@ -286,7 +286,7 @@ class RecentChoices:
     """The GPU models that /mutate has chosen for pods that /validate has not charged yet. Thread-safe.
 
     When /mutate chooses a model for the next pod, it counts these choices as used. So a burst of pods spreads over the
-    models. A choice is not a charge: no pod is refused because of a choice.
+    models. A choice is not a charge: no pod is rejected because of a choice.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

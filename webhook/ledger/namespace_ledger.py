@@ -16,21 +16,21 @@ import msgspec
 from vcuda.errors import Conflict, LedgerLost, ListOverdue, Unavailable, VcudaError, WriteUnanswered
 from vcuda.kube import LedgerStore, Stored
 from vcuda.ledger import ledger as rules
-from vcuda.ledger.ledger import Admitted, Ledger, Pending, Refused
-from vcuda.ledger.settle import ObservedPods, is_counted_before, settle
+from vcuda.ledger.ledger import Admitted, Ledger, Pending, Rejected
+from vcuda.ledger.recount import ObservedPods, is_counted_before, recount
 from vcuda.quota.model import Mode, Usage
 from webhook.ledger.batches import BatchCommitter, PendingCall, SharedCall
-from webhook.ledger.leases import (
+from webhook.ledger.fresh_count import SOON_SECONDS, FreshCount
+from webhook.ledger.ledgers import ChargeRequest, Decision, PutOff, RetryLater
+from webhook.ledger.reservations import (
     GIVE_WAY_SECONDS,
-    MOST_WRITE_SECONDS,
+    MAX_WRITE_SECONDS,
     Demand,
-    ReservationLease,
+    ReplicaReservation,
     Terms,
     boot_seconds,
     plan,
 )
-from webhook.ledger.ledgers import ChargeRequest, Decision, PutOff, RetryLater
-from webhook.ledger.recount import SOON_SECONDS, Recount
 from webhook.metrics import LedgerMetrics
 
 T = TypeVar("T")
@@ -42,9 +42,9 @@ KUBE_THREADS = 32
 LIST_THREADS = 32
 
 CACHED_USAGE_SECONDS = 0.5
-"""/mutate may choose a GPU model by usage in memory that is at most this many seconds old. No refusal depends on it."""
+"""/mutate may choose a GPU model by usage in memory that is at most this many seconds old. No rejection needs it."""
 
-GRANTING_USAGE_SECONDS = MOST_WRITE_SECONDS + 1.0
+GRANTING_USAGE_SECONDS = MAX_WRITE_SECONDS + 1.0
 """Replaces `CACHED_USAGE_SECONDS` while this replica has a reservation. The usage in memory then includes the charges
 that this replica admits. It lacks the charges of other replicas since this replica's last write. The interval between
 writes is long only if much quota is free, so the missing charges matter little."""
@@ -128,8 +128,8 @@ class NamespaceLedger:
         self._usages_read_at = -math.inf
         self._committer = BatchCommitter[ChargeRequest, Decision](self._commit, TOO_MANY, self._gather, shared.clock)
         self._reads = SharedCall(lambda: self._in_thread(shared.store.read, READ_TIMEOUT_SECONDS), shared.clock)
-        self._recount = Recount(self._list, lambda: self._noted, shared.clock, shared.sleep)
-        self._lease = ReservationLease(shared.boot_clock)
+        self._fresh_count = FreshCount(self._list, lambda: self._noted, shared.clock, shared.sleep)
+        self._reserved = ReplicaReservation(shared.boot_clock)
         self._demand = Demand(shared.clock)
         # The quota by which this replica sizes its next reservation.
         self._terms: Terms | None = None
@@ -144,30 +144,30 @@ class NamespaceLedger:
             started = self._shared.clock()
             decision = await self._committer.serve(request, request.deadline)
             self._shared.metrics.wait.observe(self._shared.clock() - started)
-        if isinstance(decision, Refused):
-            decision = await self._refuse(request, decision)
+        if isinstance(decision, Rejected):
+            decision = await self._reject(request, decision)
         return decision
 
-    async def _refuse(self, request: ChargeRequest, refused: Refused) -> Decision:
-        """Answer a charge that does not fit the ledger: refuse it only if the stored pods and claims use too much."""
-        shortage = refused.shortage
+    async def _reject(self, request: ChargeRequest, rejected: Rejected) -> Decision:
+        """Answer a charge that does not fit the ledger: reject it only if the stored pods and claims use too much."""
+        shortage = rejected.shortage
         if shortage.can_never_fit:
-            return refused
+            return rejected
         if shortage.rests_on_reserved:
             # Only reserved quota is missing. Running replicas release their reservations soon after a `waiting` mark.
             # The reservation of a dead replica stays until the leader of the controller removes it.
             return PutOff((shortage,), soon=self._shared.clock() < self._asking_since + SOON_SECONDS)
-        judged = await self._recount.judge(shortage, request.deadline)
-        if isinstance(judged, Refused) or not judged.counted:
+        judged = await self._fresh_count.judge(shortage, request.deadline)
+        if isinstance(judged, Rejected) or not judged.counted:
             return judged
         # The controller may have recounted the ledger during the LIST, so the charge may fit now. Decide it again.
         decision: Decision = await self._committer.serve(request, request.deadline)
-        if isinstance(decision, Refused):
+        if isinstance(decision, Rejected):
             return msgspec.structs.replace(judged, shortages=(decision.shortage,))
         return decision
 
     async def stored_usage(self, charged: Mapping[str, Usage], deadline: float) -> Mapping[str, Usage] | None:
-        return await self._recount.usages(charged, deadline)
+        return await self._fresh_count.usages(charged, deadline)
 
     async def _list(self) -> ObservedPods:
         self._shared.metrics.lists.inc()
@@ -183,13 +183,13 @@ class NamespaceLedger:
 
     def _grant(self, request: ChargeRequest) -> Admitted | None:
         """Admit a charge from the reservation, to write it later. Return None if the charge must be written first."""
-        crowded = len(self._noted.pending) + len(self._lease.granted) >= rules.MOST_PENDING
+        crowded = len(self._noted.pending) + len(self._reserved.granted) >= rules.MAX_PENDING
         # If no watch reports the deletion of a pod, only a grace period in the ledger keeps its charge until the pod
         # has ended. So the charge of a pod with a long grace period is written before the pod is admitted.
-        if request.dry_run or request.grace or crowded or not self._lease.is_by(_terms(request, self._shared.store)):
+        if request.dry_run or request.grace or crowded or not self._reserved.is_by(_terms(request, self._shared.store)):
             return None
         asked = Pending(request.model, request.charge)
-        if not self._lease.grant(request.uid, asked, request.created):
+        if not self._reserved.grant(request.uid, asked, request.created):
             return None
         self._shared.metrics.granted.inc()
         self._demand.add(request.uid, request.model, request.charge)
@@ -200,9 +200,9 @@ class NamespaceLedger:
 
     async def _flush(self) -> None:
         """Call `flush` whenever a write is due, until this replica has no reservation and no unwritten charge."""
-        while self._lease.active:
+        while self._reserved.active:
             await self._shared.sleep(FLUSH_SECONDS)
-            if self._lease.is_due or self._lease.gives_way or self._unanswered or not self._demand.recent():
+            if self._reserved.is_due or self._reserved.gives_way or self._unanswered or not self._demand.recent():
                 await self.flush()
 
     async def flush(self) -> None:
@@ -210,11 +210,11 @@ class NamespaceLedger:
         async with self._committer.busy:
             # A failed write is repeated later. Until then, the reservation in the ledger covers the admitted charges.
             with contextlib.suppress(VcudaError):
-                if self._lease.active:
+                if self._reserved.active:
                     await self._attempt([])
 
     async def cached_usage(self) -> Mapping[str, Usage]:
-        good_for = GRANTING_USAGE_SECONDS if self._lease.active else CACHED_USAGE_SECONDS
+        good_for = GRANTING_USAGE_SECONDS if self._reserved.active else CACHED_USAGE_SECONDS
         if self._shared.clock() - self._usages_read_at < good_for:
             return self._usages
         return await self.usage()
@@ -271,21 +271,21 @@ class NamespaceLedger:
         stored = remembered or await self._read_own(calls)
         counted = await self._complete(stored.ledger, calls)
         # 2. Decide: move charges that were admitted from the reservation to `pending`. Then decide the calls in order.
-        flushed = self._lease.flushed(counted)
+        flushed = self._reserved.flushed(counted)
         ledger, decisions = _decide(flushed, calls)
         waiting = [each for call, each in zip(calls, decisions, strict=True) if not call.item.dry_run]
-        if any(isinstance(each, Refused) and each.shortage.rests_on_reserved for each in waiting):
+        if any(isinstance(each, Rejected) and each.shortage.rests_on_reserved for each in waiting):
             ledger = self._ask_for_room(ledger)
         changed = (ledger, counted) != (flushed, stored.ledger)
         if remembered and calls and not (changed and all(isinstance(decision, Admitted) for decision in decisions)):
-            # Only a compare-and-swap proves that the ledger in memory is not out of date. So a refusal, or an admission
-            # that writes nothing, is decided again by a newly read ledger.
+            # Only a compare-and-swap proves that the ledger in memory is not out of date. So a rejection, or an
+            # admission that writes nothing, is decided again by a newly read ledger.
             await self._attempt(calls)
             return
         # 3. Write the ledger, if it has changed, and answer the calls.
-        gives_back = self._lease.active and not calls and stored.version
+        gives_back = self._reserved.active and not calls and stored.version
         changed = (changed and not all(call.item.dry_run for call in calls)) or stored.opens
-        if changed or self._lease.granted or gives_back:
+        if changed or self._reserved.granted or gives_back:
             self._note_demand(calls, decisions)
             for call in calls:
                 call.late = UNSURE  # the result for a call whose deadline passes during the write
@@ -296,8 +296,8 @@ class NamespaceLedger:
             self._remember(stored)
         self._note(ledger)
         for call, decision in zip(calls, decisions, strict=True):
-            call.settle(decision)
-        if self._lease.active and (self._flusher is None or self._flusher.done()):
+            call.resolve(decision)
+        if self._reserved.active and (self._flusher is None or self._flusher.done()):
             self._flusher = asyncio.create_task(self._flush())
 
     def _note_demand(self, calls: Sequence[Charging], decisions: Sequence[Decision]) -> None:
@@ -312,10 +312,10 @@ class NamespaceLedger:
         if calls:
             self._terms = _terms(calls[-1].item, self._shared.store)
         terms = self._terms
-        if not terms or terms.quota.mode is not Mode.ENFORCE or self._lease.gives_way or self._shared.leaving:
-            return self._lease.send(ledger, {}, terms)
+        if not terms or terms.quota.mode is not Mode.ENFORCE or self._reserved.gives_way or self._shared.leaving:
+            return self._reserved.send(ledger, {}, terms)
         charges, next_seconds = plan(ledger, terms.quota, self._demand)
-        return self._lease.send(ledger, charges, terms, next_seconds)
+        return self._reserved.send(ledger, charges, terms, next_seconds)
 
     def _ask_for_room(self, ledger: Ledger) -> Ledger:
         """Return the ledger with a new `waiting` mark, unless the last mark is recent. Replicas then release quota."""
@@ -330,11 +330,11 @@ class NamespaceLedger:
         try:
             stored = await self._in_thread(self._shared.store.write, ledger, replaced, WRITE_TIMEOUT_SECONDS)
         except Unavailable as error:
-            if self._lease.active:
+            if self._reserved.active:
                 self._unanswered = ledger, replaced
             raise WriteUnanswered from error
         self._unanswered = None
-        self._lease.confirmed(stored.answered)
+        self._reserved.confirmed(stored.answered)
         # A `waiting` mark's time is recorded after the mark is stored. So if the write fails, a new mark is set.
         if ledger.waiting != replaced.ledger.waiting:
             self._asked_at = self._shared.clock()
@@ -365,18 +365,18 @@ class NamespaceLedger:
         try:
             stored = await self._in_thread(store.open if opens else store.read, READ_TIMEOUT_SECONDS)
         except LedgerLost:
-            self._lease.forget()
+            self._reserved.forget()
             raise
         if stored.version is None:
-            self._lease.forget()
-        self._lease.observe(stored.ledger)
+            self._reserved.forget()
+        self._reserved.observe(stored.ledger)
         return stored
 
     async def _complete(self, ledger: Ledger, calls: Sequence[Charging]) -> Ledger:
         # If the quota was edited after the last count of the stored objects, the ledger may have charges by old values
         # of GPU resources. It may also lack pods that were stored while the namespace had no limit.
         config_version = self._shared.store.config_version
-        ledger = self._recount.settle(ledger)
+        ledger = self._fresh_count.recount(ledger)
         # A newer quota ConfigMap may not name a model that no node has. Then the ledger lacks the pods of this model.
         nameless = {call.item.model for call in calls} - self._shared.store.nodes().models - {rules.NO_MODEL}
         if nameless and rules.is_older(config_version, ledger.config_version):
@@ -389,7 +389,7 @@ class NamespaceLedger:
             # the caller must retry until this replica's watch has delivered the newer ConfigMap.
             if observed.is_older(ledger):
                 raise Unavailable(NEWER_QUOTA)
-            return settle(ledger, observed, counted_since=observed.resource_version)
+            return recount(ledger, observed, counted_since=observed.resource_version)
         return ledger
 
     async def _in_thread(self, call: Callable[..., T], *args: object) -> T:
@@ -401,7 +401,7 @@ class NamespaceLedger:
         now = self._shared.clock()
         for call in calls:
             if call.deadline <= now:
-                call.settle(call.late)
+                call.resolve(call.late)
         return [call for call in calls if not call.answer.done()]
 
 

@@ -1,7 +1,7 @@
 """Decides the creation of a ResourceClaim: /mutate pins the claim to a GPU model, and /validate charges the claim.
 
 A ResourceClaimTemplate is not charged: Kubernetes makes claims from the template, and each claim is charged. A new
-template is refused if its claims can never be admitted. It is admitted with a warning if its claims must wait for free
+template is rejected if its claims can never be admitted. It is admitted with a warning if its claims must wait for free
 quota. A changed template, and the templates that a pod names, are not reviewed. Their claims are.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from types import MappingProxyType
 
-from vcuda.admission_review import MOST_REPAIRED, AdmissionRequest, AdmissionResponse
+from vcuda.admission_review import MAX_REPAIRED, AdmissionRequest, AdmissionResponse
 from vcuda.claims.charges import ClaimRequest, ambiguous
 from vcuda.claims.digest import ClaimDigest, digest_of
 from vcuda.claims.names import CLAIM, TEMPLATE
@@ -23,7 +23,7 @@ from vcuda.placement.placement import Candidates
 from vcuda.quota.model import NOT_MUTATED, NamespaceQuota, exceeded
 from vcuda.quota.preference import ordered_models
 from vcuda.quota.terms import MODELS_ANNOTATION
-from vcuda.requests.refusals import find_unlimited
+from vcuda.requests.bypasses import find_unlimited
 from webhook.ledger.ledgers import Ledgers
 from webhook.review import verdicts
 from webhook.review.context import PolicySnapshot
@@ -34,8 +34,8 @@ WAITS = "a claim from this template must wait until the quota is free"
 NO_DEVICES = "no node publishes such devices now"
 REQUIRED = f"`require_nodes` of the quota, because {NO_DEVICES}"
 
-_CLAIMS = Decoder(ResourceClaim, MOST_REPAIRED)
-_TEMPLATES = Decoder(ResourceClaimTemplate, MOST_REPAIRED)
+_CLAIMS = Decoder(ResourceClaim, MAX_REPAIRED)
+_TEMPLATES = Decoder(ResourceClaimTemplate, MAX_REPAIRED)
 
 
 class ClaimReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
@@ -74,9 +74,9 @@ def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapsh
     asked = read_claim(digest, policy.claim_policy)
     if not asked.entries and not asked.faults:
         return AdmissionResponse("ignored")
-    refusals = find_unlimited(annotations) if asked.has_share else ()
-    refused = [each.fault for each in refusals if each.allowance not in quota.allow]
-    faults = tuple(Fault(f"{under}{path}", message) for path, message in (*asked.faults, *refused))
+    rejections = find_unlimited(annotations) if asked.has_share else ()
+    rejected = [each.fault for each in rejections if each.allowance not in quota.allow]
+    faults = tuple(Fault(f"{under}{path}", message) for path, message in (*asked.faults, *rejected))
     scheme = ",".join(sorted({entry.found.driver or "" for entry in asked.entries}))
     # A claim never gets a 429, because the client would wait before it repeats the call. During such a wait, a
     # controller blocks one of its few workers, and the scheduler withholds devices from other pods.
@@ -131,7 +131,7 @@ def find_candidates(
 
 
 async def mutate(create: verdicts.Creation) -> AdmissionResponse:
-    """Return the answer of /mutate: a patch that pins the claim to one GPU model, or a refusal.
+    """Return the answer of /mutate: a patch that pins the claim to one GPU model, or a rejection.
 
     Raises Unavailable if the ledger could not be read.
     """
@@ -146,10 +146,10 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
     policy, annotations = create.policy, review.metadata.annotations or {}
     candidates = find_candidates(review.request, review.quota, annotations, policy.nodes, policy.states)
     if not candidates.models:
-        refusal = candidates.sentence("claim", review.namespace, review.quota)
+        rejection = candidates.sentence("claim", review.namespace, review.quota)
         if review.enforced:
-            return verdicts.refused(review, "not-allowed", refusal)
-        warnings = review.warnings(f"{refusal}; {verdicts.ADMITTED_ALL_THE_SAME}")
+            return verdicts.rejected(review, "not-allowed", rejection)
+        warnings = review.warnings(f"{rejection}; {verdicts.ADMITTED_ALL_THE_SAME}")
         return AdmissionResponse("unpinned", warnings=warnings, scheme=review.scheme)
 
     return await pin(create, review, Allowed(candidates, review.request.charge, review.request.patch))
@@ -172,7 +172,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     if model and (product := review.request.policy.products.of_model(model).foreign):
         stray.append(ambiguous(model, product))
     if stray and review.enforced:
-        return verdicts.refused(review, "not-pinned", "; ".join(stray))
+        return verdicts.rejected(review, "not-pinned", "; ".join(stray))
     if model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     asked = verdicts.Asked(review.metadata, model, review.request.charge(model))
@@ -188,7 +188,7 @@ def _not_held(review: ClaimReview, model: str | None) -> str:
 
 
 async def _check_template(review: ClaimReview, ledgers: Ledgers) -> AdmissionResponse:
-    """Refuse a template if its claims can never fit the quota. Warn if the claims must wait for free quota now."""
+    """Reject a template if its claims can never fit the quota. Warn if the claims must wait for free quota now."""
     namespace, quota, asked = review.namespace, review.quota, review.request
     outcome, sentence, waits = "template", "", False
     candidates = find_candidates(asked, quota)
@@ -201,6 +201,6 @@ async def _check_template(review: ClaimReview, ledgers: Ledgers) -> AdmissionRes
             sentence, waits = exceeded(namespace, *short), not all(each.can_never_fit for each in short)
             outcome = "template" if waits else "over-quota"
     if outcome != "template" and review.enforced:
-        return verdicts.refused(review, outcome, sentence)
+        return verdicts.rejected(review, outcome, sentence)
     warnings = [f"{sentence}; {WAITS if waits else verdicts.ADMITTED_ALL_THE_SAME}"] if sentence else []
     return AdmissionResponse("template", warnings=review.warnings(*warnings), scheme=review.scheme)

@@ -76,9 +76,9 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
     def current(self) -> PolicySnapshot | None:
         """Return the present snapshot; None until the quota, the nodes and the devices have been read."""
         read = self.quota.in_force()
-        # Without the nodes no GPU model is known, so every pod would be refused. Without the devices, every claim would
-        # be refused. So there is no snapshot before both are read.
-        if read is None or not self.nodes.reflector.synced.is_set() or not self.dra.settled:
+        # Without the nodes no GPU model is known, so every pod would be rejected. Without the devices, every claim
+        # would be rejected. So there is no snapshot before both are read.
+        if read is None or not self.nodes.reflector.synced.is_set() or not self.dra.is_ready:
             return None
         nodes, states = self.nodes.with_states()
         return PolicySnapshot(

@@ -13,15 +13,15 @@ from vcuda import errors
 from vcuda.k8s_types import Check, Pod
 from vcuda.quota.model import DEFAULT, Allowance, Mode, NamespaceQuota, Quota
 from vcuda.quota.values import listed
+from vcuda.requests.bypasses import could_reach_gpus
 from vcuda.requests.pod_request import read_request
-from vcuda.requests.refusals import could_reach_gpus
 from webhook.review.context import PolicySnapshot
 from webhook.review.pod_review import faults_of
 
 PODS_SECONDS = 1.0
 """The time in which all pods of the cluster are read and judged. The API server waits 5 seconds for the answer."""
 
-MOST_NAMED = 20
+MAX_NAMED_NAMESPACES = 20
 """The most namespaces in one warning. The API server truncates long warnings."""
 
 Pods = Callable[[float], Iterator[Pod]]
@@ -56,9 +56,9 @@ def named_warnings(old: Quota, policy: PolicySnapshot, pods: Pods, check: Check)
         yield from general_warning(old, policy.quota)
     if found:
         names = sorted(found)
-        shown = listed(names, MOST_NAMED)
+        shown = listed(names, MAX_NAMED_NAMESPACES)
         yield f"{DEFAULT}: pods in these namespaces would be rejected at their next restart: {shown}"
-        pasted = msgspec.json.encode(sorted({*new.excepted, *names[:MOST_NAMED]})).decode()
+        pasted = msgspec.json.encode(sorted({*new.excepted, *names[:MAX_NAMED_NAMESPACES]})).decode()
         yield f"{DEFAULT}: to leave these namespaces without a limit, write in this entry: except: {pasted}"
 
 

@@ -41,8 +41,8 @@ class Allowed(NamedTuple):
 def check_wish(review: R, annotations: Mapping[str, str]) -> R | AdmissionResponse:
     """Check the annotation in which the owner of an object names the wanted models.
 
-    Return the review if the annotation is valid or missing, and otherwise a refusal. If the quota only warns or audits,
-    return the review with a note (a warning for the owner) instead of the refusal.
+    Return the review if the annotation is valid or missing, and otherwise a rejection. If the quota only warns or
+    audits, return the review with a note (a warning for the owner) instead of the rejection.
     """
     try:
         wish = read_wish(annotations)
@@ -54,18 +54,18 @@ def check_wish(review: R, annotations: Mapping[str, str]) -> R | AdmissionRespon
     if unknown := wish.unknown(policy.quota.models | policy.nodes.models):
         return _malformed(review, unknown)
     if unlisted := wish.unlisted(review.namespace, review.quota):
-        return verdicts.refused(review, "not-allowed", unlisted) if review.enforced else _noted(review, unlisted)
+        return verdicts.rejected(review, "not-allowed", unlisted) if review.enforced else _noted(review, unlisted)
     return review
 
 
 async def pin(create: verdicts.Creation, review: verdicts.Review, allowed: Allowed) -> AdmissionResponse:
-    """Return an answer with the patch that pins the object to a model with enough free quota, or a refusal.
+    """Return an answer with the patch that pins the object to a model with enough free quota, or a rejection.
 
     Raises Unavailable if the ledger could not be read.
     """
     several = _several_models(review, allowed) if review.quota.one_model else ""
     if several and review.enforced:
-        return verdicts.refused(review, "not-allowed", several)
+        return verdicts.rejected(review, "not-allowed", several)
     choice = await _choose(create, review, allowed)
     if isinstance(choice, AdmissionResponse):
         return choice
@@ -109,7 +109,7 @@ async def _choose(create: verdicts.Creation, review: verdicts.Review, allowed: A
     choice = choose(options(usage), rule)
     if isinstance(choice, Choice):
         return choice
-    # The usage in memory may be outdated. It also includes models chosen for pods that are not charged yet. A refusal
+    # The usage in memory may be outdated. It also includes models chosen for pods that are not charged yet. A rejection
     # must not depend on either, so read the ledger.
     usage = await create.ledgers.usage(namespace)
     if not review.enforced:

@@ -20,8 +20,8 @@ from vcuda.placement.serving import DEFAULT_SCHEDULER, HOSTNAME, reaches, serve
 from vcuda.quota.model import NOT_MUTATED, Allowance, Charge
 from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.quota.values import listed
+from vcuda.requests.bypasses import could_reach_gpus, find_bypasses
 from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request, resources_of
-from vcuda.requests.refusals import could_reach_gpus, find_refusals
 from vcuda.requests.resources import MAX_PRODUCT, PLAIN_CARDS
 from webhook.ledger.ledgers import SKIPPED_SECONDS
 from webhook.review import verdicts
@@ -32,12 +32,12 @@ from webhook.review.models import Allowed, check_wish, pin
 # The fields of the pod cannot be trusted, because the creator of the pod writes them.
 NODES_GROUP = "system:nodes"
 
-# A refusal lists at most this many annotations and labels to remove, because a pod may have thousands of them.
-MOST_RECORDS = 10
-# A refusal lists at most this many models of the pod's node affinity, because an affinity may have a hundred thousand.
-MOST_MODELS = 10
-# A refusal shows at most this many characters of the pod's schedulerName, which may be very long.
-MOST_OF_SCHEDULER = 63
+# A rejection lists at most this many annotations and labels to remove, because a pod may have thousands of them.
+MAX_RECORDS = 10
+# A rejection lists at most this many models of the pod's node affinity, which may have a hundred thousand.
+MAX_MODELS = 10
+# A rejection shows at most this many characters of the pod's schedulerName, which may be very long.
+MAX_SCHEDULER_LENGTH = 63
 
 GRACE = "spec.terminationGracePeriodSeconds"
 # After a forced deletion, the containers of a pod may run on for its grace period, and the pod is charged for so long.
@@ -109,10 +109,10 @@ def faults_of(
 ) -> Iterator[Fault]:
     yield from asked.faults
     extended = policy.claims.devices.extended_resources if policy.claims else None
-    for refusal in find_refusals(pod, asked, policy.resources, policy.runtime_classes, extended):
+    for rejection in find_bypasses(pod, asked, policy.resources, policy.runtime_classes, extended):
         check()
-        if refusal.allowance not in allow:
-            yield refusal.fault
+        if rejection.allowance not in allow:
+            yield rejection.fault
 
 
 def _not_charged(review: PodReview) -> AdmissionResponse:
@@ -150,7 +150,7 @@ def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:
 
 
 async def mutate(create: verdicts.Creation) -> AdmissionResponse:
-    """Return the patch that pins the pod, or a refusal. Raises Unavailable if the ledger could not be read in time."""
+    """Return the patch that pins the pod, or a rejection. Raises Unavailable if the ledger was not read in time."""
     review = review_of(create.request, create.policy, create.deadline.check)
     if isinstance(review, PodReview) and review.request.asks:
         review = check_wish(review, review.pod.annotations)
@@ -197,7 +197,7 @@ def _without_claimed(review: PodReview) -> PodRequest:
 
 def _without_model(review: PodReview, sentence: str, check: Check) -> AdmissionResponse:
     if review.enforced:
-        return verdicts.refused(review, "not-allowed", sentence)
+        return verdicts.rejected(review, "not-allowed", sentence)
     # The quota only warns or audits, so this pod runs and may get a card. The patch sets the scheduler that allocates
     # the cards, because another scheduler could give the same card to two pods.
     patch = patches.unpinned_patch(review.pod, review.hints(None), check)
@@ -242,14 +242,14 @@ def _not_mutated(create: verdicts.Creation, review: PodReview, message: str, *, 
     but not after a 403. So a pod without any trace of /mutate gets 429 at first.
     """
     if not skipped or create.skipped is None or MODEL_ANNOTATION in review.pod.annotations:
-        return verdicts.refused(review, "not-pinned", message)
+        return verdicts.rejected(review, "not-pinned", message)
     if create.skipped.may_pass(review.namespace):
         wait = verdicts.RETRY_AFTER_SECONDS
         return verdicts.put_off(review, "not-mutated", f"{message}; try again in {wait} s", soon=True, model="")
     likely = (
         f"/mutate has patched no such pod for {SKIPPED_SECONDS:g} s, so its registration is probably missing or wrong"
     )
-    return verdicts.refused(review, "not-pinned", f"{message}; {likely}")
+    return verdicts.rejected(review, "not-pinned", f"{message}; {likely}")
 
 
 def _recorded(create: verdicts.Creation, review: PodReview, undone: Sequence[str] = ()) -> AdmissionResponse | None:
@@ -290,7 +290,7 @@ def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
     if "/spec/nodeName" in removed:
         yield "spec.nodeName is set, which bypasses the scheduler"
     if records:
-        yield f"the pod has allocation records: {listed(records, MOST_RECORDS)}"
+        yield f"the pod has allocation records: {listed(records, MAX_RECORDS)}"
     if any(operation["path"] == "/spec/schedulerName" for operation in patch):
         yield "spec.schedulerName is not the scheduler of vcuda pods"
 
@@ -301,17 +301,17 @@ def other_scheduler(review: PodReview, placing: str | None) -> Iterator[str]:
     # Two schedulers could give the same free card to two pods. But a pod may use any scheduler if it requests only
     # resources that Kubernetes itself counts on each node.
     if placing and review.request.schemes and named not in ("", placing, DEFAULT_SCHEDULER):
-        name = named[:MOST_OF_SCHEDULER]
+        name = named[:MAX_SCHEDULER_LENGTH]
         yield f"spec.schedulerName must be {placing} or empty, because {name} may assign cards that are not free"
 
 
 def _unpinned(review: PodReview, pin: placement.Pin) -> str:
-    """Return why the pod is refused: it is not restricted to one allowed GPU model, or to its namespace's pools."""
+    """Return why the pod is rejected: it is not restricted to one allowed GPU model, or to its namespace's pools."""
     quota = review.quota
     if pin.model in quota.limits:
         return _outside_pools(review)
     allowed = [f"{model}: {limit}" for model, limit in quota.limits.items() if not limit.blocks]
-    found = "any" if pin.models is None else listed(sorted(pin.models), MOST_MODELS)
+    found = "any" if pin.models is None else listed(sorted(pin.models), MAX_MODELS)
     return (
         "a required node affinity or nodeSelector must restrict the pod to one GPU model of namespace "
         f"{review.namespace} ({', '.join(allowed) or 'none'}), but the pod allows these models: {found}"

@@ -1,6 +1,6 @@
 """Decides edits of the quota ConfigMap, at the path /quota.
 
-An edit to a malformed quota document is refused. An edit to a valid document that looks wrong gets warnings.
+An edit to a malformed quota document is rejected. An edit to a valid document that looks wrong gets warnings.
 """
 
 import itertools
@@ -26,10 +26,10 @@ from webhook.ledger import ledgers
 from webhook.review import context, first_limits
 
 # The answer to a quota edit has at most this many warnings, as the API server truncates their text to 4 KiB.
-MOST_WARNINGS = 20
+MAX_WARNINGS = 20
 
 # An edit of the quota may change ten thousand entries. At most this many changes are logged one by one.
-MOST_LOGGED = 50
+MAX_LOGGED_CHANGES = 50
 
 # The changed entries of an edit are compared with the current usage for at most COMPARING_SECONDS. An edit may change
 # thousands of entries, and a tenant can make the ledger of a namespace slow. Without these bounds, such an edit would
@@ -61,7 +61,7 @@ async def check_edit(
     pods: first_limits.Pods | None = None,
     check: k8s_types.Check = k8s_types.no_check,
 ) -> AdmissionResponse:
-    """Return the answer to an edit of the quota ConfigMap. A refusal names the field path of every fault.
+    """Return the answer to an edit of the quota ConfigMap. A rejection names the field path of every fault.
 
     ``policy``: the present quota and nodes; None if they have not been read yet. ``callers_known``: True if only the
     API server can send reviews. Otherwise the answer depends on the review and the nodes only, and no change is logged,
@@ -74,7 +74,7 @@ async def check_edit(
     try:
         read = _parse(request.object, place)
     except errors.QuotaFault as fault:
-        return _refused(place, fault.faults)
+        return _rejected(place, fault.faults)
     check()
     now = time.time()
     quota = read.quota.at(now)
@@ -96,8 +96,8 @@ async def check_edit(
         warnings += _absent(old, quota, namespaces)
     warnings += document_warnings(quota, read.resources, policy, named)
     warnings = changes.grouped(warnings)
-    if len(warnings) > MOST_WARNINGS:
-        warnings[MOST_WARNINGS:] = [f"{len(warnings) - MOST_WARNINGS} more warnings are not shown"]
+    if len(warnings) > MAX_WARNINGS:
+        warnings[MAX_WARNINGS:] = [f"{len(warnings) - MAX_WARNINGS} more warnings are not shown"]
     return AdmissionResponse("quota-accepted", warnings=warnings)
 
 
@@ -172,19 +172,19 @@ def _stored(request: AdmissionRequest, place: kube.QuotaPlace, moment: float) ->
 def _log_changes(request: AdmissionRequest, old: Quota, new: Quota) -> None:
     log = structlog.get_logger().bind(by=request.user_info.username, uid=request.uid)
     different = changes.changes(old, new)
-    for change in itertools.islice(different, MOST_LOGGED):
+    for change in itertools.islice(different, MAX_LOGGED_CHANGES):
         log.info("quota edited", path=change.path, before=change.before, after=change.after)
     if left := sum(1 for _ in different):
         log.info("quota edited", more_changes=left)
 
 
-def _refused(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> AdmissionResponse:
+def _rejected(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> AdmissionResponse:
     # kubectl prints the path of each fault. So a fault without a path gets the path of the whole quota document.
     document = f"data.{place.key}"
     shown = errors.limited(faults, document)
     message = "the quota document is malformed: " + "; ".join(map(str, shown))
     causes = tuple(fault._replace(path=fault.path or document) for fault in shown)
-    return AdmissionResponse("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, causes)
+    return AdmissionResponse("quota-rejected", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, causes)
 
 
 def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterator[str]:
@@ -199,7 +199,7 @@ def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterat
         return
     for number, namespace in enumerate(name for name in added if name not in existing):
         # Only warnings that are shown suggest a similar name, because comparing ten thousand names takes milliseconds.
-        near = suggestion(namespace, existing) if number < MOST_WARNINGS else ""
+        near = suggestion(namespace, existing) if number < MAX_WARNINGS else ""
         yield f"{namespace}: namespace not found" + (f"; {near}" if near else "")
 
 
@@ -217,7 +217,7 @@ def _doubts(quota: Quota, policy: context.PolicySnapshot | None, named: CardMode
         yield from (f"{namespace}.{doubt}" for doubt in grant_words.without_effect(entry, quota.moment or 0))
     system = policy.quota.system if policy else quota.system
     for namespace in sorted(quota.namespaces.keys() & system):
-        why = "system namespace; if the webhook is not called for its pods, they are charged but never refused"
+        why = "system namespace; if the webhook is not called for its pods, they are charged but never rejected"
         yield f"{namespace}: {why}"
 
 
@@ -263,14 +263,14 @@ def _unknown_names(
     near: dict[str, str],
 ) -> Iterator[str]:
     # ``near`` has the most similar model for some unknown models. To compare thousands of names would take too long.
-    # A model or pool without nodes causes a warning and not a refusal, because such nodes may join the cluster later.
+    # A model or pool without nodes causes a warning and not a rejection, because such nodes may join the cluster later.
     nodes = policy.nodes
     for model in entry.limits:
         if model not in nodes.models and (names := renamed.get(model)):
             new = " and ".join(sorted(names))
             yield f"{namespace}.quota.{model}: by this `gpu_models`, the nodes of {model} have model {new}; write {new}"
         elif model not in nodes.models:
-            if model not in near and len(near) < MOST_WARNINGS:
+            if model not in near and len(near) < MAX_WARNINGS:
                 near[model] = f"; {nearest(model, tuple(sorted(nodes.models)))}"
             label = nodes.keys.model
             yield f"{namespace}.quota.{model}: no node has GPU model {model} in label {label}{near.get(model, '')}"
@@ -291,6 +291,6 @@ async def _below_use(namespace: str, entry: NamespaceQuota, charged: ledgers.Led
         if not fits(limit, Charge(), used):
             in_use = "" if limit.memory is None else mebibytes(used.memory_under(limit))
             in_use = in_use if limit.cores is None else ", ".join(filter(None, (cards(used.cores), in_use)))
-            text = f"the limit is {limit}, but the usage is {in_use}; new pods are refused until less is in use"
+            text = f"the limit is {limit}, but the usage is {in_use}; new pods are rejected until less is in use"
             found.append(f"{namespace}.quota.{model}: {text}")
     return found

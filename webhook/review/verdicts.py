@@ -10,9 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse
-from vcuda.errors import MOST_FAULTS, Fault, limited
+from vcuda.errors import MAX_FAULTS, Fault, limited
 from vcuda.k8s_types import ObjectMeta
-from vcuda.ledger.ledger import Admitted, Refused
+from vcuda.ledger.ledger import Admitted, Rejected
 from vcuda.quota import grant_words
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, cards, exceeded
 from vcuda.quota.terms import MALFORMED, OVER_QUOTA, UNSTORED_CAUSE, is_namespace_name
@@ -34,7 +34,7 @@ RETRY_AFTER_SECONDS = 1
 
 DELETED_RELEASED = "quota of deleted pods is being released"
 
-MOST_OF_NAMESPACE = 63
+MAX_NAMESPACE_LENGTH = 63
 
 
 class Creation(msgspec.Struct, frozen=True, gc=False):
@@ -73,19 +73,19 @@ class Review(msgspec.Struct, frozen=True, gc=False):
         if self.quota.mode is Mode.AUDIT:
             return ()
         malformed = [f"{malformed_sentence(self.faults)}; {ADMITTED_ALL_THE_SAME}"] if self.faults else []
-        return (*malformed, *self.notes[:MOST_FAULTS], *sentences)
+        return (*malformed, *self.notes[:MAX_FAULTS], *sentences)
 
 
 def misnamed(namespace: str) -> AdmissionResponse | None:
     if is_namespace_name(namespace):
         return None
     # An invented namespace name may be as long as the request. So the message contains only the first part of the name.
-    message = f"{namespace[:MOST_OF_NAMESPACE]!r} is not a valid namespace name"
+    message = f"{namespace[:MAX_NAMESPACE_LENGTH]!r} is not a valid namespace name"
     return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
 
 
 def admitted_unread(malformed: AdmissionResponse, quota: NamespaceQuota) -> AdmissionResponse:
-    """Return the answer to an object that cannot be decoded. The object is refused only if the quota is enforced."""
+    """Return the answer to an object that cannot be decoded. The object is rejected only if the quota is enforced."""
     # An admitted object that cannot be decoded is not charged now. The controller charges it after it has been stored.
     if quota.mode is Mode.ENFORCE:
         return malformed
@@ -103,20 +103,20 @@ def malformed(faults: Sequence[Fault], scheme: str = "") -> AdmissionResponse:
     return AdmissionResponse("malformed", False, status, malformed_sentence(faults), limited(faults), scheme=scheme)
 
 
-def refused(review: Review, outcome: str, message: str, model: str = "") -> AdmissionResponse:
+def rejected(review: Review, outcome: str, message: str, model: str = "") -> AdmissionResponse:
     # Kubernetes' ResourceQuota also answers with status 403. After a 403, a workload's controller retries with
     # back-off.
     return AdmissionResponse(outcome, False, HTTPStatus.FORBIDDEN, message, model=model, scheme=review.scheme)
 
 
 def over_quota(review: Review, *shortages: Shortage) -> AdmissionResponse:
-    """Return the refusal of an object for which no model has enough free quota. ``shortages``: one per model."""
+    """Return the rejection of an object for which no model has enough free quota. ``shortages``: one per model."""
     moment, quota = review.policy.quota.moment, review.quota
     grants = (grant_words.coming(quota, shortage.model, moment) for shortage in shortages)
     later = any(grant_words.makes_room(quota, shortage, moment) for shortage in shortages)
     released = [DELETED_RELEASED] if any(shortage.rests_on_terminating for shortage in shortages) else []
     message = "; ".join([exceeded(review.namespace, *shortages, later=later), *filter(None, grants), *released])
-    return refused(review, "over-quota", message, shortages[0].model)
+    return rejected(review, "over-quota", message, shortages[0].model)
 
 
 def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
@@ -136,7 +136,7 @@ def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
         return put_off(
             review, "over-quota-pending", f"{message}; if this lasts, {UNSTORED_CAUSE}", soon=soon, model=model
         )
-    return put_off(review, "over-quota-unsettled", f"{message}; {DELETED_RELEASED}", soon=soon, model=model)
+    return put_off(review, "over-quota-not-recounted", f"{message}; {DELETED_RELEASED}", soon=soon, model=model)
 
 
 def put_off(review: Review, outcome: str, message: str, *, soon: bool, model: str) -> AdmissionResponse:
@@ -178,7 +178,7 @@ async def charge(create: Creation, review: Review, asked: Asked, *, stray: Seque
 async def record_grace(create: Creation, review: Review, asked: Asked) -> AdmissionResponse | None:
     """Record in the ledger the grace period of a pod that gets GPUs only by ResourceClaims, which are charged instead.
 
-    Return None if the period is recorded or needs no record; otherwise return the refusal. Raises Unavailable if the
+    Return None if the period is recorded or needs no record; otherwise return the rejection. Raises Unavailable if the
     ledger could not be read or written.
     """
     if not needs_record(review, asked.grace) or not asked.metadata.uid:
@@ -221,7 +221,7 @@ def _answer(review: Review, model: str, decision: Decision, stray: Sequence[str]
                 model=model,
                 scheme=review.scheme,
             )
-        case Refused(shortage):
+        case Rejected(shortage):
             return over_quota(review, shortage)
         case PutOff():
             return over_quota_for_now(review, decision)

@@ -64,7 +64,7 @@ class AuditLog:
         """Return every kind of request that ``user`` sent and that RBAC permitted, even if the request failed."""
         return {asked_in(event) for event in self._events() if event["user"]["username"] == user and was_allowed(event)}
 
-    def refused(self, user: str) -> set[Asked]:
+    def rejected(self, user: str) -> set[Asked]:
         events = [event for event in self._events() if event["user"]["username"] == user and not was_allowed(event)]
         return {asked_in(event) for event in events}
 

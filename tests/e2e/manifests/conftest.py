@@ -36,7 +36,7 @@ def audit_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def audit_log(audit_file: Path) -> AuditLog:
     """The part of the API server's audit log that the tests of this module cause.
 
-    Other modules use the same accounts, and some cause denied requests: they remove roles while the programs run.
+    Other modules use the same accounts, and some cause rejected requests: they remove roles while the programs run.
     """
     return AuditLog(audit_file, start=audit_file.stat().st_size if audit_file.exists() else 0)
 

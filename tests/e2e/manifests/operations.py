@@ -45,7 +45,7 @@ def apply_again(system: System) -> None:
     run(system, with_helm if system.chart else with_kustomize)
 
 
-def refused_run(system: System, script: str) -> str:
+def rejected_run(system: System, script: str) -> str:
     """Run commands of docs/ in a shell, and return the error output. One of the commands must fail."""
     done = _typed(system, script)
     assert done.returncode != 0, done.stdout

@@ -58,7 +58,7 @@ def limited(cluster: Cluster, quota: QuotaConfigMap, entry: Json) -> Iterator[st
 def a_namespace_is_led_through_its_life(cluster: Cluster, quota: QuotaConfigMap) -> None:
     """The controller does its work for a namespace, from the first label to the removal of the ledger.
 
-    It labels the namespace, and settles the ledger after a pod was charged. It releases a charge whose pod was never
+    It labels the namespace, and recounts the ledger after a pod was charged. It releases a charge whose pod was never
     stored, and publishes the usage. At last it removes the ledger and the usage.
     """
     with limited(cluster, quota, {"quota": {"M40": 2}}) as namespace:

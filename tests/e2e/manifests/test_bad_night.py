@@ -19,7 +19,7 @@ from tests.builders import MODEL, POOL
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced, ledger_path
 from tests.e2e.ledgers import await_published
-from tests.e2e.manifests.operations import TEAM, apply_again, commands, installed, refused_run, run
+from tests.e2e.manifests.operations import TEAM, apply_again, commands, installed, rejected_run, run
 from tests.e2e.manifests.release import empty_cluster, installed_by_helm
 from tests.e2e.manifests.system import NODE, System, mount_secret, port_of
 from tests.e2e.stage import CA_SECRET, SERVING_SECRET
@@ -69,28 +69,28 @@ def told(what: str) -> Iterator[None]:
     tell(what, began)
 
 
-def refusal(cluster: Cluster, pod: Json) -> str:
+def rejection(cluster: Cluster, pod: Json) -> str:
     """Create the pod in a dry run, which charges nothing. Return the reason of the rejection, or an empty text."""
     return cluster.try_create(pod, dryRun="All").message
 
 
-def await_refusal(cluster: Cluster, pod: Json, words: str, before: Callable[[], None] = lambda: None) -> None:
+def await_rejection(cluster: Cluster, pod: Json, words: str, before: Callable[[], None] = lambda: None) -> None:
     """Create the pod in dry runs until the message of the rejection contains ``words``.
 
     ``before`` is called before each attempt.
     """
     seen: list[str] = []
 
-    def refused() -> bool:
+    def rejected() -> bool:
         before()
-        seen.append(refusal(cluster, pod))
+        seen.append(rejection(cluster, pod))
         return words in seen[-1]
 
-    eventually(refused, lambda: seen[-1], timeout=60)
+    eventually(rejected, lambda: seen[-1], timeout=60)
 
 
 def await_created(cluster: Cluster, pod: Json) -> None:
-    eventually(lambda: not refusal(cluster, pod), lambda: refusal(cluster, pod), timeout=60)
+    eventually(lambda: not rejection(cluster, pod), lambda: rejection(cluster, pod), timeout=60)
 
 
 def serve_from(system: System, *ports: int) -> None:
@@ -122,12 +122,12 @@ def test_pods_are_created_while_a_webhook_that_is_down_is_restored(admin: Cluste
     admin.kubectl("scale", "deployment", "vcuda-webhook", "-n", SYSTEM_NAMESPACE, "--replicas=0")
     serve_from(system)
     for pod in (card_pod("train", TEAM), pinned(card_pod("train", TEAM))):
-        await_refusal(admin, pod, 'failed calling webhook "validate.quota.vcuda.io"')
+        await_rejection(admin, pod, 'failed calling webhook "validate.quota.vcuda.io"')
     with admin.fresh_namespace() as free:
         await_enforced(admin, free, enforced=False)
         ordinary, of_the_system = gpu_pod("web", TEAM, {"cpu": "1"}), restricted(card_pod("train", SYSTEM_NAMESPACE))
-        assert [refusal(admin, pod) for pod in (card_pod("train", free), ordinary, of_the_system)] == [""] * 3
-    refused_run(system, doctor)
+        assert [rejection(admin, pod) for pod in (card_pod("train", free), ordinary, of_the_system)] == [""] * 3
+    rejected_run(system, doctor)
     run(system, look)
     apply_again(system)
     run(system, restart)
@@ -140,9 +140,9 @@ def test_pods_are_created_while_a_webhook_that_is_down_is_restored(admin: Cluste
     admin.bind(card_pod("meanwhile", TEAM), NODE)
     await_published(admin, TEAM, lambda use: use["models"][0]["used"] == 1)
 
-    with another_replica(system, "webhook down, a replica ready"), told("webhook back, it refuses and charges"):
+    with another_replica(system, "webhook down, a replica ready"), told("webhook back, it rejects and charges"):
         run(system, fail)
-        await_refusal(admin, card_pod("train", TEAM, cards=2), "used: 1 (0 pending), limited: 2, 1 more needed")
+        await_rejection(admin, card_pod("train", TEAM, cards=2), "used: 1 (0 pending), limited: 2, 1 more needed")
     admin.delete_pod(TEAM, "meanwhile")
     admin.delete_node(NODE)
 
@@ -192,14 +192,14 @@ def test_a_lost_ledger_is_opened_by_itself_and_a_damaged_one_after_its_deletion(
     eventually(lambda: patched(admin, TEAM, {"metadata": {"finalizers": None}}) == HTTPStatus.OK)
     admin.rest.send("DELETE", ledger_path(TEAM)).ok()
     began = time.monotonic()
-    await_refusal(admin, here, f"the ledger of namespace {TEAM} was lost. ")
+    await_rejection(admin, here, f"the ledger of namespace {TEAM} was lost. ")
     await_published(admin, TEAM, lambda use: use["ledger_lost"] and not use["models"][0]["available"])
-    await_refusal(admin, other, "cannot be read")
+    await_rejection(admin, other, "cannot be read")
     apply_again(served)
     with told("damaged ledger deleted"):
         run(served, delete.replace("NAMESPACE", other_team))
         await_created(admin, other)
-    await_refusal(admin, here, "used: 1 (0 pending), limited: 2, 1 more needed")
+    await_rejection(admin, here, "used: 1 (0 pending), limited: 2, 1 more needed")
     tell("lost ledger recreated", began)
     await_published(admin, TEAM, lambda use: not use["ledger_lost"])
     admin.delete_pod(TEAM, "first")
@@ -220,12 +220,12 @@ def test_a_quota_that_rejects_every_pod_is_replaced_or_deleted(admin: Cluster, s
     replace, delete = commands("A wrong quota or policy")[:2]
     for command, what in ((replace, "quota replaced"), (delete, "quota deleted")):
         admin.rest.merge_patch(QUOTA, {"data": {"gpu_quota": '{"team-a": {"quota": {"M40": 0}}}'}})
-        await_refusal(admin, card_pod("train", TEAM), "limited: 0, can never fit")
+        await_rejection(admin, card_pod("train", TEAM), "limited: 0, can never fit")
         with told(what):
             run(served, command)
             await_created(admin, card_pod("train", TEAM))
     run(served, replace.splitlines()[1])
-    await_refusal(admin, card_pod("train", TEAM, cards=3), "limited: 2, can never fit")
+    await_rejection(admin, card_pod("train", TEAM, cards=3), "limited: 2, can never fit")
 
 
 def test_a_policy_that_rejects_everything_is_disabled_and_an_apply_restores_it(admin: Cluster, served: System) -> None:
@@ -234,13 +234,13 @@ def test_a_policy_that_rejects_everything_is_disabled_and_an_apply_restores_it(a
     wrong = [{"expression": "false", "message": "nobody"}]
     admin.rest.merge_patch(f"{POLICIES}/{POLICY}", {"spec": {"validations": wrong}})
     anybody = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "anybody"}}
-    await_refusal(admin, anybody, f"ValidatingAdmissionPolicy '{POLICY}' with binding")
+    await_rejection(admin, anybody, f"ValidatingAdmissionPolicy '{POLICY}' with binding")
     with told("policies out of effect"):
         run(served, unbind)
         await_created(admin, anybody)
     nowhere = [{"op": "replace", "path": "/webhooks/0/clientConfig/service/path", "value": "/nowhere"}]
     admin.rest.json_patch(VALIDATING, nowhere)
-    await_refusal(admin, card_pod("train", TEAM), 'failed calling webhook "validate.quota.vcuda.io"')
+    await_rejection(admin, card_pod("train", TEAM), 'failed calling webhook "validate.quota.vcuda.io"')
     run(served, delete)
     await_created(admin, card_pod("train", TEAM))
     run(served, replace.splitlines()[1])
@@ -254,7 +254,7 @@ def test_a_policy_that_rejects_everything_is_disabled_and_an_apply_restores_it(a
         run(served, f"{wait}\n{remove}")
         await_published(admin, TEAM, lambda use: not use["taking_effect"])
         await_created(admin, card_pod("train", TEAM))
-    await_refusal(admin, card_pod("train", TEAM, cards=3), "limited: 2, can never fit")
+    await_rejection(admin, card_pod("train", TEAM, cards=3), "limited: 2, can never fit")
 
 
 @pytest.mark.timeout(240)
@@ -266,7 +266,7 @@ def test_an_expired_certificate_is_renewed_by_a_job_and_served(admin: Cluster, s
     assert client.replace("client-certs", "certs").splitlines() == [create, wait, delete]
     serve_expired(served)
     expired = "x509: certificate has expired or is not yet valid"
-    await_refusal(admin, card_pod("train", TEAM), expired, served.balancer.hang_up)
+    await_rejection(admin, card_pod("train", TEAM), expired, served.balancer.hang_up)
     with told("certificate renewed and taken up"):
         run(served, create)
         run_job(served, "certs-now")

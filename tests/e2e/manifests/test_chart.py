@@ -61,7 +61,7 @@ def test_no_create_fails_during_the_life_of_a_release_and_its_uninstall_leaves_n
             bundles = bundles_of(admin)
             assert all(bundles)
             with creating(admin, TEAM, share, PACE) as creates:
-                release.upgrade("image.tag=another", "webhook.replicas=4", "enforceAudit.enabled=true")
+                release.upgrade("image.tag=another", "webhook.replicas=4", "evictViolations.enabled=true")
                 creates.await_more(MORE)
                 assert bundles_of(admin) == bundles
                 release.run("rollback vcuda-quota 1")
@@ -124,8 +124,8 @@ def test_a_release_whose_namespaces_and_quota_are_named_differently_limits_pods_
             quota.limit(**{TEAM: {"quota": {"M40": 2}}, "*": {"quota": {"M40": 1}}})
             admin.create_namespace(TEAM)
             assert admin.try_create(card_pod("fits", TEAM, cards=2)).status == HTTPStatus.CREATED
-            refused = admin.try_create(card_pod("too-many", TEAM, cards=1))
-            assert (refused.status, "exceeded quota" in refused.message) == (HTTPStatus.FORBIDDEN, True)
+            rejected = admin.try_create(card_pod("too-many", TEAM, cards=1))
+            assert (rejected.status, "exceeded quota" in rejected.message) == (HTTPStatus.FORBIDDEN, True)
             await_published(admin, TEAM)
             ledgers = admin.rest.get("/api/v1/namespaces/gpu-books/configmaps")["items"]
             assert f"gpu-ledger-{TEAM}" in {each["metadata"]["name"] for each in ledgers}

@@ -119,9 +119,9 @@ def test_a_pod_within_quota_is_bound_to_a_node_of_its_model_and_one_beyond_it_re
     created = admin.create(asking(namespace, "train", cards))
     assert created["metadata"]["annotations"]["quota.vcuda.io/model"] == model
     assert admin.await_bound(namespace, "train")["spec"]["nodeName"] == node
-    refused = admin.try_create(asking(namespace, "more"))
-    assert refused.status == HTTPStatus.FORBIDDEN
-    assert f"exceeded quota: {model} in namespace {namespace}, requested: 1 card, used: {cards}" in refused.message
+    rejected = admin.try_create(asking(namespace, "more"))
+    assert rejected.status == HTTPStatus.FORBIDDEN
+    assert f"exceeded quota: {model} in namespace {namespace}, requested: 1 card, used: {cards}" in rejected.message
 
 
 @pytest.mark.usefixtures("controller")
@@ -175,4 +175,4 @@ def test_the_controller_made_no_request_without_the_right_to_it(
 ) -> None:
     assert controller.process.poll() is None
     assert audit_log.requests(CONTROLLER)
-    assert audit_log.refused(CONTROLLER) == set()
+    assert audit_log.rejected(CONTROLLER) == set()

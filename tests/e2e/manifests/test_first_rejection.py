@@ -10,7 +10,7 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import require
 from tests.e2e.installation import await_enforced
 from tests.e2e.ledgers import await_published
-from tests.e2e.manifests.operations import DOCS, REGISTERED, commands, refused_run, run
+from tests.e2e.manifests.operations import DOCS, REGISTERED, commands, rejected_run, run
 from tests.e2e.manifests.system import System, applied
 from tests.e2e.quota_config import QuotaConfigMap
 from tests.e2e.test_mixed_cluster import hami_scheduler
@@ -64,7 +64,7 @@ def test_the_page_leads_from_an_empty_cluster_to_the_first_rejection(admin: Clus
     assert bound == {("infer", "mixed-hami", "hami-scheduler"), ("train", "mixed-plain", "default-scheduler")}
     assert bound <= rows(PAGE)
     [reject] = commands("See the first rejection")
-    assert "exceeded quota: T4 in namespace team-mixed, requested: 1 card, used: 1" in refused_run(system, reject)
+    assert "exceeded quota: T4 in namespace team-mixed, requested: 1 card, used: 1" in rejected_run(system, reject)
 
 
 def rows(printed: str) -> set[tuple[str, ...]]:

@@ -33,9 +33,9 @@ def test_deleted_ledgers_are_rebuilt_from_the_pods_and_enforce_the_quota(admin: 
             LEDGERS, f"gpu-ledger-{TEAM}", lambda found: '"cores":200' in found["data"]["ledger"]
         )
         assert again["metadata"]["uid"] != counted["metadata"]["uid"]
-        refused = admin.try_create(card_pod("over", TEAM, cards=2))
-        assert refused.status == HTTPStatus.FORBIDDEN
-        assert "M40 in namespace team-a, requested: 2 cards, used: 2 (0 pending), limited: 2" in refused.message
+        rejected = admin.try_create(card_pod("over", TEAM, cards=2))
+        assert rejected.status == HTTPStatus.FORBIDDEN
+        assert "M40 in namespace team-a, requested: 2 cards, used: 2 (0 pending), limited: 2" in rejected.message
 
 
 @pytest.mark.one_version
@@ -51,9 +51,9 @@ def test_an_upgrade_and_a_rollback_work_while_the_first_jobs_wait_for_their_imag
     with installed(admin, tmp_path / "system", "scheduler") as (system, _):
         file = tmp_path / "system" / "manifests" / "base" / "kustomization.yaml"
         file.write_text(file.read_text().replace("newTag: 0.1.0", "newTag: another"))
-        refused = kubectl_k(admin, "apply", "--server-side", "--force-conflicts", "-k", system.kustomization)
+        rejected = kubectl_k(admin, "apply", "--server-side", "--force-conflicts", "-k", system.kustomization)
         for name in FIRST_JOBS:
-            assert f'Job.batch "{name}" is invalid: spec.template: ' in refused.stderr
+            assert f'Job.batch "{name}" is invalid: spec.template: ' in rejected.stderr
         run(system, f"{deletion}\n{application}")
         for name in FIRST_JOBS:
             assert container(admin.rest.get(f"{JOBS}/{name}"))["image"] == "vcuda-quota:another"
@@ -82,7 +82,7 @@ PREPARE, DELETE = UNINSTALL.splitlines()
 def test_the_uninstall_blocks_no_pod_and_leaves_nothing(admin: Cluster, tmp_path: Path, order: tuple[str, ...]) -> None:
     """The page's check must also cover the objects that the components create outside our namespaces."""
     first, *others = order
-    with installed(admin, tmp_path / "system", "scheduler", "enforce-audit") as (system, controller):
+    with installed(admin, tmp_path / "system", "scheduler", "evict-violations") as (system, controller):
         admin.create(card_pod("charged", TEAM))
         await_published(admin, TEAM)
         run(system, first)

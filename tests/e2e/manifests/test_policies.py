@@ -122,8 +122,8 @@ def cleared(metadata: Json) -> Json:
 def test_a_tenant_cannot_forge_change_or_remove_an_allocation(admin: Cluster, tenant: Cluster, team: str) -> None:
     for metadata in ALLOCATIONS:
         [(part, marks)] = metadata.items()
-        refused = patch(tenant, pod_path(team), {"metadata": metadata})
-        assert (refused.status, "record its cards" in refused.message) == (HTTPStatus.FORBIDDEN, True)
+        rejected = patch(tenant, pod_path(team), {"metadata": metadata})
+        assert (rejected.status, "record its cards" in rejected.message) == (HTTPStatus.FORBIDDEN, True)
         assert patch(admin, pod_path(team), {"metadata": metadata}).status == HTTPStatus.OK
         for change in (cleared(metadata), {part: dict.fromkeys(marks, "another")}):
             assert patch(tenant, pod_path(team), {"metadata": change}).status == HTTPStatus.FORBIDDEN
@@ -217,8 +217,8 @@ def test_a_tenant_cannot_unprotect_a_claim_or_change_its_owners_and_kubernetes_s
         changes: list[Json] = [{"finalizers": None}, {"ownerReferences": None}]
         changes += ({"ownerReferences": owners} for owners in ([owner, second], [{**owner, "apiVersion": "v2"}]))
         for change in changes:
-            refused = patch(tenant, path, {"metadata": change})
-            assert (refused.status, "only Kubernetes itself may" in refused.message) == (HTTPStatus.FORBIDDEN, True)
+            rejected = patch(tenant, path, {"metadata": change})
+            assert (rejected.status, "only Kubernetes itself may" in rejected.message) == (HTTPStatus.FORBIDDEN, True)
         assert patch(tenant, path, {"metadata": {"annotations": {"note": "1"}}}).status == HTTPStatus.OK
         forced = tenant.rest.send("DELETE", pod_path(team, name="uses"), {"gracePeriodSeconds": 0})
         assert (forced.status, "a pod with a ResourceClaim" in forced.message) == (HTTPStatus.FORBIDDEN, True)
@@ -249,13 +249,13 @@ def test_a_tenant_cannot_delete_a_running_pod_at_once_if_it_uses_a_claim_by_name
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"namespace": team, "name": "uses"}}
         return account.rest.send("POST", f"{path}/eviction", {**eviction, "deleteOptions": options})
 
-    refused = end(tenant, 0)
-    assert (refused.status, "must not be deleted with a grace period of 0" in refused.message) == (
+    rejected = end(tenant, 0)
+    assert (rejected.status, "must not be deleted with a grace period of 0" in rejected.message) == (
         HTTPStatus.FORBIDDEN,
         True,
     )
-    refused = end(tenant, MAX_TERMINATING_SECONDS + 1)
-    assert (refused.status, "with a longer grace period" in refused.message) == (HTTPStatus.FORBIDDEN, True)
+    rejected = end(tenant, MAX_TERMINATING_SECONDS + 1)
+    assert (rejected.status, "with a longer grace period" in rejected.message) == (HTTPStatus.FORBIDDEN, True)
     assert end(tenant, 1).status in (HTTPStatus.OK, HTTPStatus.CREATED)
     assert "deletionTimestamp" in admin.rest.get(path)["metadata"]
     assert end(admin, 0).status in (HTTPStatus.OK, HTTPStatus.CREATED)
@@ -284,8 +284,8 @@ def test_a_quota_is_not_deleted_by_any_way_until_its_document_is_empty(admin: Cl
     assert (forced.returncode, MUST_NOT in forced.stderr) == (1, True)
     assert "without --force (kubectl) and without Force=true (Argo CD)" in forced.stderr
     for path, query in ((quota.path, {}), (quota.collection, {"fieldSelector": "metadata.name=gpuquota"})):
-        refused = admin.rest.send("DELETE", path, **query)
-        assert (refused.status, MUST_NOT in refused.message) == (HTTPStatus.FORBIDDEN, True)
+        rejected = admin.rest.send("DELETE", path, **query)
+        assert (rejected.status, MUST_NOT in rejected.message) == (HTTPStatus.FORBIDDEN, True)
     immutable = admin.rest.try_merge_patch(quota.path, {"immutable": True})
     assert "the quota ConfigMap must not be immutable" in immutable.message
     assert admin.rest.get(quota.path)["metadata"]["uid"] == before
@@ -301,11 +301,11 @@ def test_a_renamed_quota_is_protected_too_and_is_deleted_with_its_namespace(admi
         admin.apply(*(rename(each, Names(quota_namespace=namespace, quota="limits")) for each in objects))
         quota.write(LIMITING).ok()
 
-        def refused() -> bool:
+        def rejected() -> bool:
             deleted = admin.rest.send("DELETE", quota.path, dryRun="All")
             return deleted.status == HTTPStatus.FORBIDDEN and MUST_NOT in deleted.message
 
-        eventually(refused)
+        eventually(rejected)
     admin.await_gone("/api/v1/namespaces", namespace)
     admin.apply(*objects)
 
@@ -433,8 +433,8 @@ def test_a_tenant_cannot_disown_the_claim_of_a_group(admin: Cluster, tenant: Clu
     path = f"{dra.claims_path(team)}/of-group"
     group = {"apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "name": "group", "uid": "u1"}
     admin.rest.merge_patch(path, {"metadata": {"ownerReferences": [{**group, "controller": True}]}})
-    refused = patch(tenant, path, {"metadata": {"ownerReferences": None}})
-    assert (refused.status, "change the owners of a ResourceClaim" in refused.message) == (HTTPStatus.FORBIDDEN, True)
+    rejected = patch(tenant, path, {"metadata": {"ownerReferences": None}})
+    assert (rejected.status, "change the owners of a ResourceClaim" in rejected.message) == (HTTPStatus.FORBIDDEN, True)
     assert patch(admin, path, {"metadata": {"ownerReferences": None}}).status == HTTPStatus.OK
 
 
@@ -442,8 +442,8 @@ def test_a_tenant_cannot_orphan_the_claim_of_a_running_pod(admin: Cluster, tenan
     dra.require_dra(admin)
     admin.bind(dra.claiming(team, "uses", resourceClaimTemplateName="gpu"), f"{team}-node")
     path = f"/api/v1/namespaces/{team}/pods/uses"
-    refused = tenant.rest.send("DELETE", path, {"propagationPolicy": "Orphan"})
-    assert (refused.status, "with propagation policy Orphan" in refused.message) == (HTTPStatus.FORBIDDEN, True)
+    rejected = tenant.rest.send("DELETE", path, {"propagationPolicy": "Orphan"})
+    assert (rejected.status, "with propagation policy Orphan" in rejected.message) == (HTTPStatus.FORBIDDEN, True)
     assert tenant.rest.send("DELETE", path, {"propagationPolicy": "Background"}).status == HTTPStatus.OK
 
 
@@ -453,10 +453,10 @@ def test_a_tenant_cannot_orphan_the_claim_of_a_running_pod_by_its_finalizer(
     dra.require_dra(admin)
     admin.bind(dra.claiming(team, "keeps", resourceClaimTemplateName="gpu"), f"{team}-node")
     path = f"/api/v1/namespaces/{team}/pods/keeps"
-    refused = patch(tenant, path, {"metadata": {"finalizers": ["orphan"]}})
-    assert (refused.status, "the finalizer orphan" in refused.message) == (HTTPStatus.FORBIDDEN, True)
+    rejected = patch(tenant, path, {"metadata": {"finalizers": ["orphan"]}})
+    assert (rejected.status, "the finalizer orphan" in rejected.message) == (HTTPStatus.FORBIDDEN, True)
     assert patch(admin, path, {"metadata": {"finalizers": ["orphan"]}}).status == HTTPStatus.OK
-    refused = tenant.rest.send("DELETE", path, {})
-    assert (refused.status, "the finalizer orphan" in refused.message) == (HTTPStatus.FORBIDDEN, True)
+    rejected = tenant.rest.send("DELETE", path, {})
+    assert (rejected.status, "the finalizer orphan" in rejected.message) == (HTTPStatus.FORBIDDEN, True)
     assert patch(tenant, path, {"metadata": {"finalizers": None}}).status == HTTPStatus.OK
     assert tenant.rest.send("DELETE", path, {}).status == HTTPStatus.OK

@@ -27,7 +27,7 @@ from tools.ports import free_ports
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360), pytest.mark.one_version]
 
 WITH_AGENT = MANIFESTS / "overlays" / "gpu-manager"
-COMPONENTS = ("scheduler", "enforce-audit")
+COMPONENTS = ("scheduler", "evict-violations")
 
 
 def rbac_of(*components: str) -> list[Json]:
@@ -79,7 +79,7 @@ def the_components_live(system: System, plane: ControlPlane) -> None:
         # quota entry is removed.
         served = {"extender_address": address, "extender_advertise": address, "storable_seconds": "2"}
         with (
-            system.controller(audit_period="1", **served) as controller,
+            system.controller(violations_period="1", **served) as controller,
             system.scheduler(address),
         ):
             controller.await_log("the Service routes to this replica")
@@ -160,7 +160,7 @@ def test_every_request_is_covered_by_the_rights(
     asked: Requests, audit_log: audit.AuditLog, name: str, account: str
 ) -> None:
     assert asked[name][account]
-    assert audit_log.refused(JUDGED[name].users[account]) == set()
+    assert audit_log.rejected(JUDGED[name].users[account]) == set()
 
 
 @pytest.mark.parametrize(("name", "permission"), RULES, ids=str)

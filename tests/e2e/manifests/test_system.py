@@ -49,17 +49,17 @@ def test_a_claim_within_quota_is_pinned_and_one_beyond_it_is_rejected_with_the_r
     created = admin.create(dra.claim(TEAM, "card"))
     [asked] = created["spec"]["devices"]["requests"]
     assert "productName" in asked["exactly"]["selectors"][0]["cel"]["expression"]
-    refused = admin.try_create(dra.claim(TEAM, "too-many", dra.request(count=9)))
-    assert refused.status == HTTPStatus.FORBIDDEN
-    assert "larger than the GPU quota: M40 in namespace team-a, requested: 9 cards" in refused.message
+    rejected = admin.try_create(dra.claim(TEAM, "too-many", dra.request(count=9)))
+    assert rejected.status == HTTPStatus.FORBIDDEN
+    assert "larger than the GPU quota: M40 in namespace team-a, requested: 9 cards" in rejected.message
     admin.delete(f"{dra.claims_path(TEAM)}/card")
 
 
 def test_an_edit_of_the_quota_is_checked_and_other_configmaps_are_not(admin: Cluster, running: Running) -> None:
     bad = {"metadata": {"namespace": "kube-system", "name": "gpuquota"}, "data": {"gpu_quota": "{team-a: 8}"}}
-    refused = admin.rest.try_merge_patch("/api/v1/namespaces/kube-system/configmaps/gpuquota", bad)
-    assert refused.status == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "team-a" in refused.message
+    rejected = admin.rest.try_merge_patch("/api/v1/namespaces/kube-system/configmaps/gpuquota", bad)
+    assert rejected.status == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "team-a" in rejected.message
     with without_endpoints(running[0]):
         admin.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": TEAM, "name": "another"}})
 

@@ -83,8 +83,8 @@ def test_pods_that_are_too_large_for_one_page_are_listed_in_pages(
     kube: Kube, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A LIST from the cache of the API server has only one page, so the agent makes a consistent LIST."""
-    monkeypatch.setattr("vcuda.kube.pages.MOST_PAGE_BYTES", 1000)
-    monkeypatch.setattr("vcuda.kube.pages.MOST_OBJECT_BYTES", 1000)
+    monkeypatch.setattr("vcuda.kube.pages.MAX_PAGE_BYTES", 1000)
+    monkeypatch.setattr("vcuda.kube.pages.MAX_OBJECT_BYTES", 1000)
     large = page(7, *(item(f"{number}-{'x' * 100}", 1) for number in range(10)))
     script.answers.extend([*[large] * 4, page(7, item("a", 1))])
     assert ApiPods(kube, NODE)(False).uids == {"uid-a"}

@@ -47,7 +47,7 @@ def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def controller(installation: Installation, account: Cluster) -> Iterator[ControllerProcess]:
-    with controlling(installation, "--audit-period", "2", kubeconfig=account.kubeconfig) as found:
+    with controlling(installation, "--violations-period", "2", kubeconfig=account.kubeconfig) as found:
         yield found
 
 
@@ -76,11 +76,11 @@ def test_a_claim_that_bypassed_the_webhook_is_reported_and_charged_when_it_is_al
         event = told(cluster, team, "NotCounted")
         [stored] = claims(cluster, team)
         assert event["involvedObject"]["uid"] == stored["metadata"]["uid"]
-        controller.await_metric("vcuda_audit_claims", 1, namespace=team, finding="unpinned")
+        controller.await_metric("vcuda_violations_claims", 1, namespace=team, finding="unpinned")
         cluster.create(claiming(team, "train", resourceClaimName="waiting"))
         cluster.await_bound(team)
         await_committed(installation, team, A100=100)
-        eventually(lambda: not controller.samples("vcuda_audit_claims", namespace=team))
+        eventually(lambda: not controller.samples("vcuda_violations_claims", namespace=team))
         report = await_published(cluster, team, lambda found: bool(found["models"][0]["pods"]))
         assert [(each["name"], each["claim"]) for each in report["models"][0]["pods"]] == [("waiting", True)]
 
@@ -99,7 +99,7 @@ def test_claims_of_a_template_and_for_all_devices_that_bypassed_the_webhook_exce
         assert "this claim takes 3 cards" in told(cluster, team, "BeyondQuota", "every")["message"]
         await_committed(installation, team, A100=300, H100=100)
         for finding in ("not-allowed", "over-quota"):
-            assert controller.metric("vcuda_audit_claims", namespace=team, finding=finding) == 1
+            assert controller.metric("vcuda_violations_claims", namespace=team, finding=finding) == 1
 
 
 def test_a_device_of_another_model_than_was_charged_is_reported_and_charged(
@@ -120,7 +120,7 @@ def test_a_device_of_another_model_than_was_charged_is_reported_and_charged(
         said = f"the pod or claim is charged to A100, but was given {card}; the claim is charged for"
         assert said in event["message"]
         await_committed(installation, team, A100=100, H100=100)
-        assert controller.metric("vcuda_audit_claims", namespace=team, finding="other-model") == 1
+        assert controller.metric("vcuda_violations_claims", namespace=team, finding="other-model") == 1
         exchange(cluster, A100, A100.devices)
         await_committed(installation, team, A100=100)
 

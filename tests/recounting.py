@@ -1,4 +1,4 @@
-"""Runs a settler with an API server double. A test delivers the watch events, sets the clock, and starts each run."""
+"""Runs a recounter with an API server double. A test delivers the watch events, sets the clock, and starts each run."""
 
 import json
 import time
@@ -7,12 +7,12 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller.metrics import SettleMetrics
+from controller.metrics import RecountMetrics
 from tests.api_double import ApiDouble
 from tests.builders import Manifest
 from tests.quota_map import store_quota
 from tests.replicas import Replica
-from tests.watching import catch_up, unwatched_settler
+from tests.watching import catch_up, unwatched_recounter
 from vcuda.ledger.ledger import Ledger, Pending
 from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.model import Charge
@@ -27,10 +27,10 @@ COUNTED, LISTED, FAR = "103", "105", "1000000"
 PENDING = Ledger({}, COUNTED, {"uid-1": Pending("M40", ONE)})
 
 
-class Settling:
-    """A settler of namespace team-a, with this ledger and these pods. By default, the quota permits four M40.
+class Recounting:
+    """A recounter of namespace team-a, with this ledger and these pods. By default, the quota permits four M40.
 
-    The settler has listed everything, and nothing is due. It settles when the test calls it.
+    The recounter has listed everything, and nothing is due. It recounts when the test calls it.
     """
 
     def __init__(
@@ -51,27 +51,27 @@ class Settling:
         self._registry = CollectorRegistry()
         self._ahead = 0.0
         self.goes_on = False
-        self.settler, quota, nodes = unwatched_settler(
+        self.recounter, quota, nodes = unwatched_recounter(
             api.kube,
             replica.store,
-            metrics=SettleMetrics(self._registry),
+            metrics=RecountMetrics(self._registry),
             on_report=self._on_report,
             exists=lambda _: not gone,
             clock=lambda: time.monotonic() + self._ahead,
         )
         self.reports: list[NamespaceUse | None] = []
-        self._reflectors = (quota.reflector, nodes.reflector, self.settler.ledgers, self.settler.pods.reflector)
+        self._reflectors = (quota.reflector, nodes.reflector, self.recounter.ledgers, self.recounter.pods.reflector)
         self.relist()
-        self.settler.queue.add("end")  # this key is due last, so it marks the end of the due namespaces
-        for key in iter(self.settler.queue.next, None):
-            self.settler.queue.served(key)
+        self.recounter.queue.add("end")  # this key is due last, so it marks the end of the due namespaces
+        for key in iter(self.recounter.queue.next, None):
+            self.recounter.queue.served(key)
             if key == "end":
                 break
         self.later(10)
         api.forget_calls()
 
     def counted(self, metric: str) -> float | None:
-        return self._registry.get_sample_value(f"vcuda_settle_{metric}")
+        return self._registry.get_sample_value(f"vcuda_recount_{metric}")
 
     def relist(self) -> None:
         for reflector in self._reflectors:
@@ -80,32 +80,32 @@ class Settling:
     def _on_report(self, _namespace: str, use: NamespaceUse | None) -> None:
         self.reports.append(use)
         if not self.goes_on:
-            self.settler.reconciler.stop()
+            self.recounter.reconciler.stop()
 
     def later(self, seconds: float) -> None:
         self._ahead += seconds
 
     def run(self) -> None:
-        """Run the settler until it has settled one namespace. The settler then ends."""
-        self.settler.reconciler.run()
+        """Run the recounter until it has recounted one namespace. The recounter then ends."""
+        self.recounter.reconciler.run()
 
-    def settle(self) -> None:
-        """Settle the namespace once, whether it is due or not."""
-        self.settler.settle("team-a")
+    def recount(self) -> None:
+        """Recount the namespace once, whether it is due or not."""
+        self.recounter.recount("team-a")
 
     def full_resync(self) -> list[Any]:
         """Run one full resync, which only queues namespaces. Return the logged warnings."""
         with structlog.testing.capture_logs() as logs:
-            self.settler.full_resync()
+            self.recounter.full_resync()
         return [(line["event"], line["namespace"]) for line in logs if line["log_level"] == "warning"]
 
     def take_turn(self) -> None:
-        """Take the namespace from the queue, and settle it. The interval until it is due again begins now."""
+        """Take the namespace from the queue, and recount it. The interval until it is due again begins now."""
         self.goes_on = True
-        self.settler.queue.add("team-a")
-        assert self.settler.queue.next() == "team-a"
-        self.settle()
+        self.recounter.queue.add("team-a")
+        assert self.recounter.queue.next() == "team-a"
+        self.recount()
 
     def is_due(self) -> bool:
-        self.settler.queue.add("end")
-        return self.settler.queue.next() == "team-a"
+        self.recounter.queue.add("end")
+        return self.recounter.queue.next() == "team-a"

@@ -1,4 +1,4 @@
-"""Finds workloads and claims that were refused for quota, by the conditions of ReplicaSets and by Events.
+"""Finds workloads and claims that were rejected for quota, by the conditions of ReplicaSets and by Events.
 
 Tenants can write these conditions and Events. So they are read in pages, for a limited time, and into limited memory.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
-from controller.refusals import REASON
+from controller.seen_events import REASON
 from vcuda import errors, k8s_types
 from vcuda.k8s_types import Decoder
 from vcuda.kube import Kube, objects, segment
@@ -21,17 +21,17 @@ from vcuda.quota.terms import NO_MODEL_USABLE, reports_shortage
 LOOK_SECONDS = 10.0
 """The most seconds that all LISTs of one check of a namespace may take together."""
 
-MOST_REFUSED = 1000
+MAX_REJECTED = 1000
 """The maximum number of objects that one check takes from the Events of a namespace. It limits the used memory."""
 
-LONGEST_UID = 64
+MAX_UID_LENGTH = 64
 """The maximum length of a uid in an Event. A uid from the API server has 36 characters."""
 
-MOST_OWNER_BYTES = 8 * 2**20
+MAX_OWNER_BYTES = 8 * 2**20
 """The most bytes of owners (ReplicaSets, Jobs …), in JSON, that one check keeps. A later check keeps other owners."""
 
 Reports = Callable[[str], bool]
-"""A function that returns True if a message reports a refusal of the sought kind."""
+"""A function that returns True if a message reports a rejection of the sought kind."""
 
 JOB_ENDED = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
 """The types of the conditions after which a Job creates no more pods."""
@@ -43,10 +43,10 @@ _COLLECTIONS = {
     "ReplicationController": "/api/v1/namespaces/{}/replicationcontrollers",
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
 }
-# The controllers of ReplicaSets and ReplicationControllers report a refusal by the condition ReplicaFailure until they
-# can create a pod. The controllers of other kinds only write an Event, which the API server deletes after an hour
+# The controllers of ReplicaSets and ReplicationControllers report a rejection by the condition ReplicaFailure until
+# they can create a pod. The controllers of other kinds only write an Event, which the API server deletes after an hour
 # (--event-ttl). A LIST of ReplicaSets or ReplicationControllers is large, because it includes pod templates. So these
-# two kinds are listed only every few minutes, or if an Event or the last check has found a refused one.
+# two kinds are listed only every few minutes, or if an Event or the last check has found a rejected one.
 WITH_CONDITION = ("ReplicaSet", "ReplicationController")
 _WITH_EVENT = ("StatefulSet", "DaemonSet", "Job")
 
@@ -111,9 +111,9 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
             return 0 if self.status.succeeded else parallelism
         return min(parallelism, self.spec.completions - self.status.succeeded)
 
-    def refused_since(self, reports: Reports) -> str | None:
-        """Return when the condition ReplicaFailure began to report a sought refusal; None if it reports none."""
-        # Kubernetes' controllers record only the text of a refusal, and no machine-readable causes. So search the text.
+    def rejected_since(self, reports: Reports) -> str | None:
+        """Return when the condition ReplicaFailure began to report a sought rejection; None if it reports none."""
+        # Kubernetes' controllers record only the text of a rejection, and no causes. So search the text.
         for condition in self.status.conditions or ():
             if condition.type == "ReplicaFailure" and condition.status == "True" and reports(condition.message):
                 return condition.last_transition_time or ""
@@ -121,7 +121,7 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
 
 
 def may_pass_later(message: str) -> bool:
-    """Return True if a retry may succeed: the message reports a refusal for quota, or that /mutate was not called."""
+    """Return True if a retry may succeed: the message reports a rejection for quota, or that /mutate was not called."""
     return reports_shortage(message) or NOT_MUTATED in message
 
 
@@ -130,11 +130,11 @@ def lacks_model(message: str) -> bool:
     return NO_MODEL_USABLE in message
 
 
-class RefusedOwner(msgspec.Struct, frozen=True):
-    """An owner of pods (for example a ReplicaSet or Job) whose pods were refused.
+class RejectedOwner(msgspec.Struct, frozen=True):
+    """An owner of pods (for example a ReplicaSet or Job) whose pods were rejected.
 
     ``path``: the owner's path in the API.
-    ``since``: the time of the first known refusal.
+    ``since``: the time of the first known rejection.
     ``size``: the bytes of the owner's JSON.
     """
 
@@ -147,8 +147,8 @@ class RefusedOwner(msgspec.Struct, frozen=True):
         return self.path.startswith(f"{_COLLECTIONS[kind].format(segment(namespace))}/")
 
 
-class RefusedOwners:
-    """The owners with refused pods that one check has found, with at most `MOST_OWNER_BYTES` in all.
+class RejectedOwners:
+    """The owners with rejected pods that one check has found, with at most `MAX_OWNER_BYTES` in all.
 
     ``judged``: the paths of owners for which an earlier check has decided whether they retry. These owners are dropped
     first if the total is too large.
@@ -156,8 +156,8 @@ class RefusedOwners:
 
     def __init__(self, judged: Collection[str] = ()) -> None:
         self._judged = judged
-        self._first: list[RefusedOwner] = []
-        self._again: list[RefusedOwner] = []
+        self._first: list[RejectedOwner] = []
+        self._again: list[RejectedOwner] = []
         self._bytes = 0
         self.complete = True
         """False if an owner was dropped before any check has decided whether it retries."""
@@ -165,43 +165,43 @@ class RefusedOwners:
         """The paths of all owners that this check has found, also of those that it dropped."""
 
     @property
-    def owners(self) -> list[RefusedOwner]:
+    def owners(self) -> list[RejectedOwner]:
         return [*self._first, *self._again]
 
-    def add(self, refused: RefusedOwner) -> None:
+    def add(self, rejected: RejectedOwner) -> None:
         """Keep an owner if the size limit permits. The first owner is always kept."""
-        self.paths.add(refused.path)
-        judged = refused.path in self._judged
-        while self._again and not judged and self._bytes + refused.size > MOST_OWNER_BYTES:
+        self.paths.add(rejected.path)
+        judged = rejected.path in self._judged
+        while self._again and not judged and self._bytes + rejected.size > MAX_OWNER_BYTES:
             self._bytes -= self._again.pop().size
-        if self._bytes and self._bytes + refused.size > MOST_OWNER_BYTES:
+        if self._bytes and self._bytes + rejected.size > MAX_OWNER_BYTES:
             self.complete = self.complete and judged
             return
-        self._bytes += refused.size
-        (self._again if judged else self._first).append(refused)
+        self._bytes += rejected.size
+        (self._again if judged else self._first).append(rejected)
 
 
-class RefusedObject(k8s_types.K8sStruct, frozen=True, gc=False):
-    """The object that an Event is about: an owner whose pod was refused, or a pod whose claim was refused."""
+class RejectedObject(k8s_types.K8sStruct, frozen=True, gc=False):
+    """The object that an Event is about: an owner whose pod was rejected, or a pod whose claim was rejected."""
 
     kind: str = ""
     name: str = ""
     uid: str = ""
 
 
-class RefusalEvent(k8s_types.K8sStruct, frozen=True, gc=False):
+class RejectionEvent(k8s_types.K8sStruct, frozen=True, gc=False):
     """An Event that reports why an object could not be created."""
 
-    involved_object: RefusedObject = RefusedObject()
+    involved_object: RejectedObject = RejectedObject()
     message: str | None = None
     first_timestamp: str | None = None
 
 
-_EVENT = Decoder(RefusalEvent)
+_EVENT = Decoder(RejectionEvent)
 _OWNER = Decoder(Owner)
 
 
-def find_refused(
+def find_rejected(
     kube: Kube,
     namespace: str,
     in_time: Callable[[], bool] = lambda: True,
@@ -209,41 +209,41 @@ def find_refused(
     judged: Collection[str] = (),
     *,
     reports: Reports = may_pass_later,
-) -> RefusedOwners:
-    """Return the owners that still lack pods after a refusal that ``reports`` recognizes, by default one for quota.
+) -> RejectedOwners:
+    """Return the owners that still lack pods after a rejection that ``reports`` recognizes, by default one for quota.
 
     A kind in `WITH_CONDITION` (for example ReplicaSet) is listed if it is in ``listed``, or if an Event refers to an
     owner of this kind. An owner of another kind is read if an Event refers to it, while ``in_time`` returns True.
-    Undecodable owners are skipped. ``judged``: see `RefusedOwners`.
+    Undecodable owners are skipped. ``judged``: see `RejectedOwners`.
 
     Raises ListOverdue if the LISTs take longer than `LOOK_SECONDS`.
     """
     until = time.monotonic() + LOOK_SECONDS
-    reported = refused_by_events(kube, namespace, REASON, _COLLECTIONS, reports=reports)
+    reported = rejected_by_events(kube, namespace, REASON, _COLLECTIONS, reports=reports)
     kinds = [kind for kind in WITH_CONDITION if kind in listed or any(each.kind == kind for each in reported)]
-    found = RefusedOwners(judged)
-    by_condition = _refused_by_condition(kube, namespace, kinds, until, reports)
-    for refused in itertools.chain(by_condition, _refused_by_event(kube, namespace, reported, in_time)):
-        if refused.owner.missing:
-            found.add(refused)
+    found = RejectedOwners(judged)
+    by_condition = _rejected_by_condition(kube, namespace, kinds, until, reports)
+    for rejected in itertools.chain(by_condition, _rejected_by_event(kube, namespace, reported, in_time)):
+        if rejected.owner.missing:
+            found.add(rejected)
     return found
 
 
-def _refused_by_condition(
+def _rejected_by_condition(
     kube: Kube, namespace: str, kinds: Iterable[str], until: float, reports: Reports
-) -> Iterator[RefusedOwner]:
+) -> Iterator[RejectedOwner]:
     for kind in kinds:
         collection = _COLLECTIONS[kind].format(segment(namespace))
         pages = kube.list_pages(collection, seconds=until - time.monotonic())
         for raw in (raw for page in pages for raw in page.items):
             for owner in objects.decode_each(_OWNER, [raw]):
-                since = owner.refused_since(reports)
+                since = owner.rejected_since(reports)
                 if since is not None:
                     path = f"{collection}/{segment(owner.metadata.name)}"
-                    yield RefusedOwner(path, since, owner, len(bytes(raw)))
+                    yield RejectedOwner(path, since, owner, len(bytes(raw)))
 
 
-def refused_by_events(
+def rejected_by_events(
     kube: Kube,
     namespace: str,
     reason: str,
@@ -251,36 +251,36 @@ def refused_by_events(
     *,
     leave_out: Collection[str] = (),
     reports: Reports = may_pass_later,
-) -> dict[RefusedObject, str]:
-    """Read Events. Return the objects whose pods or claims were refused, each with the time of its first refusal.
+) -> dict[RejectedObject, str]:
+    """Read Events. Return the objects whose pods or claims were rejected, each with the time of its first rejection.
 
     Only Events of this ``reason`` about objects of these ``kinds`` are read, if ``reports`` recognizes their message.
-    Objects whose uid is in ``leave_out`` are left out. At most `MOST_REFUSED` objects are returned, in the order of the
+    Objects whose uid is in ``leave_out`` are left out. At most `MAX_REJECTED` objects are returned, in the order of the
     Events' names.
 
     Raises ListOverdue if the LIST takes longer than `LOOK_SECONDS`.
     """
-    first: dict[RefusedObject, str] = {}
+    first: dict[RejectedObject, str] = {}
     path = f"/api/v1/namespaces/{segment(namespace)}/events"
     pages = kube.list_pages(path, {"fieldSelector": f"reason={reason}"}, seconds=LOOK_SECONDS)
     for event in objects.decode_each(_EVENT, (raw for page in pages for raw in page.items)):
         reported, since = event.involved_object, event.first_timestamp or ""
-        if reported not in first and len(first) >= MOST_REFUSED:
+        if reported not in first and len(first) >= MAX_REJECTED:
             continue
         if reported.uid not in leave_out and _is_possible(reported, kinds) and reports(event.message or ""):
             first[reported] = min(since, first.get(reported, since))
     return first
 
 
-def _is_possible(reported: RefusedObject, kinds: Collection[str]) -> bool:
+def _is_possible(reported: RejectedObject, kinds: Collection[str]) -> bool:
     # A user who may write Events can put a text of any length into the kind, name and uid of the reported object. A
     # name that is a path could address an object of another namespace, so reject names that no object can have.
-    return reported.kind in kinds and len(reported.uid) <= LONGEST_UID and k8s_types.can_be_name(reported.name)
+    return reported.kind in kinds and len(reported.uid) <= MAX_UID_LENGTH and k8s_types.can_be_name(reported.name)
 
 
-def _refused_by_event(
-    kube: Kube, namespace: str, reported: Mapping[RefusedObject, str], in_time: Callable[[], bool]
-) -> Iterator[RefusedOwner]:
+def _rejected_by_event(
+    kube: Kube, namespace: str, reported: Mapping[RejectedObject, str], in_time: Callable[[], bool]
+) -> Iterator[RejectedOwner]:
     """Read the owners in ``reported`` whose kind has no condition ReplicaFailure."""
     first: dict[str, str] = {}
     for each, since in reported.items():
@@ -294,4 +294,4 @@ def _refused_by_event(
         # The owner may have been deleted, because Events stay for some time after the deletion of their object.
         with contextlib.suppress(errors.NotFound):
             raw = kube.get(path)
-            yield from (RefusedOwner(path, since, owner, len(raw)) for owner in objects.decode_each(_OWNER, [raw]))
+            yield from (RejectedOwner(path, since, owner, len(raw)) for owner in objects.decode_each(_OWNER, [raw]))

@@ -1,4 +1,4 @@
-"""Settles a ledger: recounts the charges from the stored pods and claims, and removes expired charges.
+"""Recounts the charges of a ledger from the stored pods and claims, and removes expired charges.
 
 docs/ledger.md has the rules. The model checker in `tests/model` explores all states that the rules can lead to.
 """
@@ -10,7 +10,7 @@ from typing import Self
 import msgspec
 
 from vcuda.ledger.ledger import (
-    MOST_TERMINATING,
+    MAX_TERMINATING,
     NO_MODEL,
     UNSEEN_SECONDS,
     Ledger,
@@ -113,7 +113,7 @@ class Expired(msgspec.Struct, frozen=True):
 NOTHING_EXPIRED = Expired()
 
 
-def settle(
+def recount(
     ledger: Ledger, observed: ObservedPods, expired: Expired = NOTHING_EXPIRED, *, counted_since: str = ""
 ) -> Ledger:
     """Return the ledger recounted from the observed objects. Pending charges of observed objects are removed.
@@ -132,12 +132,12 @@ def settle(
     # 3. Count the observed objects. A deleted object stays charged while its containers may still run.
     claims = observed.claims or ObservedClaims(ledger.claim_resource_version, ledger.claimed, ())
     had = {*ledger.terminating, *expired.ended}
-    room = MOST_TERMINATING - len(left.terminating)
+    room = MAX_TERMINATING - len(left.terminating)
     pods = _Departed.of(observed, had, room)
     claimed = _Departed.of(claims, had, room - len(pods.held))
     unseen = {**_unseen_pods(ledger, observed, pods), **_unseen_claims(ledger, claims, claimed)}
     seen = {*observed.seen, *claims.seen}
-    settled = Ledger(
+    recounted = Ledger(
         committed=pods.committed,
         pod_resource_version=observed.resource_version,
         pending={uid: each for uid, each in left.pending.items() if uid not in seen},
@@ -151,9 +151,9 @@ def settle(
         claim_grace=_claim_grace(ledger, observed),
     )
     # 4. If no charge changed, return the old ledger, so that it is not written. Replace an outdated count anyway.
-    if _has_same_charges(settled, ledger) and not is_counted_before(ledger, counted_since, observed.config_version):
+    if _has_same_charges(recounted, ledger) and not is_counted_before(ledger, counted_since, observed.config_version):
         return ledger
-    return settled
+    return recounted
 
 
 def _without_expired(ledger: Ledger, expired: Expired) -> Ledger:
@@ -173,12 +173,12 @@ def _without_expired(ledger: Ledger, expired: Expired) -> Ledger:
     )
 
 
-def _has_same_charges(settled: Ledger, ledger: Ledger) -> bool:
-    return settled == msgspec.structs.replace(
+def _has_same_charges(recounted: Ledger, ledger: Ledger) -> bool:
+    return recounted == msgspec.structs.replace(
         ledger,
-        pod_resource_version=settled.pod_resource_version,
-        claim_resource_version=settled.claim_resource_version,
-        config_version=settled.config_version,
+        pod_resource_version=recounted.pod_resource_version,
+        claim_resource_version=recounted.claim_resource_version,
+        config_version=recounted.config_version,
     )
 
 
@@ -196,7 +196,7 @@ class _Departed(msgspec.Struct, frozen=True):
     committed: Mapping[str, Charge]
     """By model, the charges of the stored objects, and of the deleted objects that do not fit into ``held``."""
     held: Mapping[str, Terminating]
-    """By key, the charges of deleted objects that become terminating, up to `MOST_TERMINATING`."""
+    """By key, the charges of deleted objects that become terminating, up to `MAX_TERMINATING`."""
     left: Mapping[str, Charge]
     """By model, the charges of all deleted objects."""
 

@@ -8,14 +8,14 @@ import pytest
 from tests.tables import cases
 from vcuda.ledger.ledger import Ledger, Pending, Reservation
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
-from webhook.ledger.leases import (
+from webhook.ledger.reservations import (
     CREATED_SECONDS,
-    LEAST_GRANTS,
-    MOST_GRANTED,
-    MOST_WRITE_SECONDS,
+    MAX_GRANTED,
+    MAX_WRITE_SECONDS,
+    MIN_GRANTS,
     WRITE_SECONDS,
     Demand,
-    ReservationLease,
+    ReplicaReservation,
     plan,
 )
 
@@ -44,7 +44,7 @@ def demand(seconds: float = 2.0, **grants: Sequence[Charge]) -> Demand:
 @cases(
     "limit, used, other_replicas, grants, reserved",
     five_seconds_of_the_demand=(1000, 0, 0, 12, 30),
-    little_demand_nothing=(1000, 0, 0, LEAST_GRANTS - 3, 0),
+    little_demand_nothing=(1000, 0, 0, MIN_GRANTS - 3, 0),
     at_most_a_tenth_of_the_room=(100, 40, 0, 12, 6),
     at_most_a_quarter_with_the_other_replicas=(100, 40, 3, 12, 3),
     room_for_20_is_enough=(60, 40, 0, 12, 2),
@@ -72,14 +72,14 @@ def test_a_model_with_little_demand_is_reserved_together_with_others() -> None:
     """The pods of a namespace are spread over its models, so a replica gets only a few pods of one model."""
     quota = NamespaceQuota({"M40": Limit(100_000), "P100": Limit(100_000)})
     reserved = plan(Ledger(), quota, demand(M40=[CARD] * 12, P100=[CARD])).charges
-    assert reserved == {"M40": cards(30), "P100": cards(LEAST_GRANTS)}
+    assert reserved == {"M40": cards(30), "P100": cards(MIN_GRANTS)}
 
 
 def test_a_replica_reserves_with_its_first_charge_if_others_have_charges_pending() -> None:
     """If only its own charges counted, each of many replicas would make four writes before its first reservation."""
     own, limits = Demand(lambda: 0.0), NamespaceQuota({"M40": Limit(100_000)})
     own.add("own", "M40", CARD)
-    others = {str(number): Pending("M40", CARD) for number in range(LEAST_GRANTS - 1)}
+    others = {str(number): Pending("M40", CARD) for number in range(MIN_GRANTS - 1)}
     assert plan(Ledger(pending={**others, "own": Pending("M40", CARD)}), limits, own).charges == {"M40": cards(50)}
     assert plan(Ledger(pending=others), limits, own).charges == {}
 
@@ -123,13 +123,13 @@ def test_demand_is_the_charges_of_the_last_four_seconds() -> None:
     without_new_charges_to_read_the_mark_of_waiting_replicas=(400, 0, WRITE_SECONDS, True),
     more_than_a_quarter_is_left=(10, 7, 0.5, False),
     less_than_a_quarter_is_left=(10, 8, 0.5, True),
-    many_new_charges=(400, MOST_GRANTED, 0.5, True),
+    many_new_charges=(400, MAX_GRANTED, 0.5, True),
 )
 def test_admitted_charges_are_written_when_a_write_is_due(
     reserved: int, granted: int, seconds: float, *, due: bool
 ) -> None:
     now = 0.0
-    lease = ReservationLease(lambda: now)
+    lease = ReplicaReservation(lambda: now)
     lease.send(Ledger(), {"M40": cards(reserved)})
     lease.confirmed(answered=0.0)
     assert all(lease.grant(str(number), Pending("M40", CARD), created=0.0) for number in range(granted))
@@ -139,7 +139,7 @@ def test_admitted_charges_are_written_when_a_write_is_due(
 
 @cases(
     "room, replicas, seconds",
-    enough_for_a_long_time=(10_000, 3, MOST_WRITE_SECONDS),
+    enough_for_a_long_time=(10_000, 3, MAX_WRITE_SECONDS),
     enough_for_16_s=(96, 1, 2.0),
     enough_for_8_s_with_two_replicas=(96, 2, WRITE_SECONDS),
     for_none=(0, 1, WRITE_SECONDS),
@@ -154,18 +154,18 @@ def test_the_sooner_the_room_is_used_up_the_sooner_is_the_write(room: int, repli
 
 def test_a_write_is_due_after_the_seconds_that_it_was_sent_with() -> None:
     now = 0.0
-    lease = ReservationLease(lambda: now)
-    lease.send(Ledger(), {"M40": cards(400)}, next_seconds=MOST_WRITE_SECONDS)
+    lease = ReplicaReservation(lambda: now)
+    lease.send(Ledger(), {"M40": cards(400)}, next_seconds=MAX_WRITE_SECONDS)
     lease.confirmed(answered=0.0)
-    now = MOST_WRITE_SECONDS - 0.1
+    now = MAX_WRITE_SECONDS - 0.1
     assert not lease.is_due
-    now = MOST_WRITE_SECONDS
+    now = MAX_WRITE_SECONDS
     assert lease.is_due
 
 
 def test_without_the_time_of_creation_or_of_the_answer_nothing_is_admitted_from_a_reservation() -> None:
     for answered, created in ((-math.inf, 0.0), (0.0, math.inf)):
-        lease = ReservationLease(lambda: 0.0)
+        lease = ReplicaReservation(lambda: 0.0)
         lease.send(Ledger(), {"M40": cards(10)})
         lease.confirmed(answered)
         assert not lease.grant("uid", Pending("M40", CARD), created)
@@ -176,7 +176,7 @@ def test_an_object_created_too_long_after_the_last_write_is_not_admitted_from_a_
     seconds: int, *, granted: bool
 ) -> None:
     """Both times are by the API server's clock. A large difference shows that this machine was suspended."""
-    lease = ReservationLease(lambda: 0.0)
+    lease = ReplicaReservation(lambda: 0.0)
     lease.send(Ledger(), {"M40": cards(10)})
     lease.confirmed(answered=1_000_000.0)
     assert lease.grant("uid", Pending("M40", CARD), created=1_000_000.0 + seconds) is granted

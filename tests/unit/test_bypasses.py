@@ -15,12 +15,12 @@ from tests.both_calls import Webhook, validated_on_m40
 from tests.builders import Manifest, container, held_to, pod, policy_for, quota_faults, review, vcuda_pod, view
 from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse
-from vcuda.errors import MOST_FAULTS
+from vcuda.errors import MAX_FAULTS
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Allowance, Limit, Mode, NamespaceQuota, Quota
 from vcuda.quota.terms import MAX_TERMINATING_SECONDS
+from vcuda.requests.bypasses import could_reach_gpus
 from vcuda.requests.config import parse_config
-from vcuda.requests.refusals import could_reach_gpus
 from vcuda.requests.runtime_devices import DEVICE_ANNOTATIONS, RuntimeClasses
 from webhook.review.context import PolicySnapshot
 from webhook.review.pod_review import review_of
@@ -49,7 +49,7 @@ def policy_note(value: str) -> dict[str, str]:
     return {"nvidia.com/vgpu-compute-policy": value}
 
 
-def refused(manifest: Manifest, *allow: Allowance, mode: Mode = Mode.ENFORCE) -> AdmissionResponse:
+def rejected(manifest: Manifest, *allow: Allowance, mode: Mode = Mode.ENFORCE) -> AdmissionResponse:
     webhook = Webhook(policy_for(NamespaceQuota(LIMITS, mode=mode, allow=frozenset(allow))))
     answers = [webhook.mutate(manifest), webhook.validate(manifest)]
     assert answers[0].outcome == answers[1].outcome
@@ -146,10 +146,10 @@ def test_access_beyond_the_charge_is_rejected_unless_allowed(
     manifest: Manifest, path: str, allowance: Allowance
 ) -> None:
     stored = {**manifest, "spec": {**manifest["spec"], "affinity": held_to("M40")}}
-    answer = refused(stored)
+    answer = rejected(stored)
     assert (answer.outcome, answer.status) == ("malformed", HTTPStatus.UNPROCESSABLE_ENTITY)
     assert [fault.path for fault in answer.faults] == [path]
-    assert refused(stored, *(set(Allowance) - {allowance})).status == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert rejected(stored, *(set(Allowance) - {allowance})).status == HTTPStatus.UNPROCESSABLE_ENTITY
     assert validated_on_m40(manifest, allowance).outcome in ("ignored", "charged")
 
 
@@ -183,7 +183,7 @@ def test_a_pod_whose_deletion_would_keep_its_claims_is_rejected() -> None:
     ("resource", "name"), [("nvidia.com/gpu.shared", "nvidia.com/gpu.shared"), (f"{CLASS}a.b", "deviceclass/a.b")]
 )
 def test_an_unknown_gpu_resource_is_rejected_with_the_line_to_add(resource: str, name: str) -> None:
-    assert refused(vcuda_pod({resource: 9}), *Allowance).message == (
+    assert rejected(vcuda_pod({resource: 9}), *Allowance).message == (
         f"malformed GPU request: {FIRST}.resources.limits[{resource}]: unknown GPU resource: no value is configured "
         f"for it. Ask your administrator to add a line to `gpu_units` in the quota ConfigMap: `{name}: {{cards: 1}}` "
         f"with the number of cards of one unit, or `{name}: {{}}` if the resource is not a GPU"
@@ -191,14 +191,14 @@ def test_an_unknown_gpu_resource_is_rejected_with_the_line_to_add(resource: str,
 
 
 def test_a_class_without_a_fixed_value_is_rejected_with_an_alternative() -> None:
-    assert refused(vcuda_pod({f"{CLASS}mig.nvidia.com": 1}), *Allowance).message == (
+    assert rejected(vcuda_pod({f"{CLASS}mig.nvidia.com": 1}), *Allowance).message == (
         f"malformed GPU request: {FIRST}.resources.limits[{CLASS}mig.nvidia.com]: the charge depends on the MIG "
         "profile. Request nvidia.com/mig-<profile>, or use a ResourceClaim"
     )
 
 
 def test_a_resource_claim_is_rejected_with_any_permission() -> None:
-    answer = refused(pod(container(), resourceClaims=[{"name": "gpu", "resourceClaimName": "x"}]), *Allowance)
+    answer = rejected(pod(container(), resourceClaims=[{"name": "gpu", "resourceClaimName": "x"}]), *Allowance)
     assert [fault.path for fault in answer.faults] == ["spec.resourceClaims"]
 
 
@@ -229,7 +229,7 @@ def test_a_field_that_gives_no_access_beyond_the_charge_is_admitted(manifest: Ma
 @pytest.mark.parametrize("manifest", [pod(container({"amd.com/gpu": 1})), pod(container(**PRIVILEGED))])
 def test_a_quota_that_does_not_enforce_admits_and_reports_it(manifest: Manifest, mode: Mode, told: int) -> None:
     """Under mode warn the owner of the pod gets a warning. Under mode audit the reason is only logged."""
-    answer = refused(manifest, mode=mode)
+    answer = rejected(manifest, mode=mode)
     assert (answer.outcome, answer.allowed, len(answer.warnings)) == ("malformed", True, told)
     assert answer.message.startswith("malformed GPU request: ")
 
@@ -277,5 +277,5 @@ def test_an_unknown_name_is_a_fault(allow: str, fault: str) -> None:
 
 def test_a_pod_with_very_many_resources_is_checked_in_linear_time() -> None:
     """A comparison of each resource with all others would take a minute here."""
-    answer = refused(vcuda_pod({"nvidia.com/gpumem": 1, **{f"nvidia.com/x{number}": 1 for number in range(20_000)}}))
-    assert (answer.outcome, len(answer.faults)) == ("malformed", MOST_FAULTS + 1)
+    answer = rejected(vcuda_pod({"nvidia.com/gpumem": 1, **{f"nvidia.com/x{number}": 1 for number in range(20_000)}}))
+    assert (answer.outcome, len(answer.faults)) == ("malformed", MAX_FAULTS + 1)

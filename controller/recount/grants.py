@@ -9,7 +9,7 @@ from vcuda.quota.model import Quota
 NOTICE_SECONDS = 24 * 3600.0
 """Seconds before the end of a grant (a dated addition to a limit) at which Events announce the end."""
 
-MOST_SECONDS = 30.0
+MAX_WAIT_SECONDS = 30.0
 """Maximum seconds between two reads of the wall clock, because an administrator may change the clock."""
 
 KEY = "grants"
@@ -19,16 +19,16 @@ KEY = "grants"
 class GrantFollower:
     """Compares the wall clock with the beginnings and ends of all grants (dated additions to limits).
 
-    ``namespaces``: returns the known namespaces. ``settle``: queues a recount of a namespace's charges.
+    ``namespaces``: returns the known namespaces. ``recount``: queues a recount of a namespace's charges.
     """
 
     def __init__(
-        self, quota: QuotaInformer, namespaces: Callable[[], Iterable[str]], settle: Callable[[str], None]
+        self, quota: QuotaInformer, namespaces: Callable[[], Iterable[str]], recount: Callable[[str], None]
     ) -> None:
         self.reconciler = Reconciler("grants", self.reconcile, failure="ends of grants not checked", key_name="of")
         self._quota = quota
         self._namespaces = namespaces
-        self._settle = settle
+        self._recount = recount
         self._seen: float | None = None
 
     def reconcile(self, _key: str) -> float | None:
@@ -42,15 +42,15 @@ class GrantFollower:
         seen, self._seen = now if self._seen is None else self._seen, now
         # If the wall clock was set back (`now < seen`), any grant may have begun or ended.
         if now < seen or _next(read.quota, seen) <= now:
-            self._settle_dated()
-        return min(_next(read.quota, now) - now, MOST_SECONDS)
+            self._recount_dated()
+        return min(_next(read.quota, now) - now, MAX_WAIT_SECONDS)
 
-    def _settle_dated(self) -> None:
+    def _recount_dated(self) -> None:
         quota = self._quota.current()
         for namespace in self._namespaces():
             limits = quota.for_namespace(namespace) if quota else None
             if limits and limits.grants:
-                self._settle(namespace)
+                self._recount(namespace)
 
 
 def _next(quota: Quota, moment: float) -> float:

@@ -1,4 +1,4 @@
-"""Tests of `kubectl gpuquota refusals`, which lists the workloads that were rejected, by their Events."""
+"""Tests of `kubectl gpuquota rejections`, which lists the workloads that were rejected, by their Events."""
 
 import json
 from typing import Any
@@ -41,18 +41,18 @@ def test_a_workload_is_one_row_with_its_newest_reason(cluster: Cluster) -> None:
         event(3, 'pods "x" is forbidden: exceeded quota: compute, requested: pods=1', name="other"),
         event(4, DENIED + OVER, namespace="team-b", name="eval"),
     )
-    assert run("-n", "team-a", "refusals").stdout.splitlines() == [
+    assert run("-n", "team-a", "rejections").stdout.splitlines() == [
         "NAMESPACE  WORKLOAD          TIMES  LAST                  REASON",
         f"team-a     ReplicaSet/train  5      2026-01-01T00:00:02Z  {OVER}",
     ]
-    rows = [line.split()[:2] for line in run("refusals", "-A").stdout.splitlines()[1:]]
+    rows = [line.split()[:2] for line in run("rejections", "-A").stdout.splitlines()[1:]]
     assert rows == [["team-b", "ReplicaSet/eval"], ["team-a", "ReplicaSet/train"]]
 
 
 def test_scripts_get_every_field(cluster: Cluster) -> None:
     store(cluster, event(1, DENIED + OVER))
-    [refusal] = json.loads(run("refusals", "-n", "team-a", "-o", "json").stdout)
-    assert refusal == {
+    [rejection] = json.loads(run("rejections", "-n", "team-a", "-o", "json").stdout)
+    assert rejection == {
         "namespace": "team-a",
         "kind": "ReplicaSet",
         "name": "train",
@@ -64,17 +64,17 @@ def test_scripts_get_every_field(cluster: Cluster) -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_nothing_rejected_is_an_empty_table() -> None:
-    done = run("-n", "team-a", "refusals")
+    done = run("-n", "team-a", "rejections")
     assert (done.exit_code, len(done.stdout.splitlines())) == (0, 1)
     assert done.stderr == ""
 
 
 def test_an_unreachable_cluster_is_reported(cluster: Cluster) -> None:
     cluster.deliver = lost_request
-    done = run("-n", "team-a", "refusals")
+    done = run("-n", "team-a", "rejections")
     assert (done.exit_code, done.stderr) == (1, "Error: timed out\n")
 
 
 @pytest.mark.usefixtures("cluster")
 def test_an_impossible_namespace_is_bad_input() -> None:
-    assert run("-n", "no_namespace", "refusals").exit_code == 2
+    assert run("-n", "no_namespace", "rejections").exit_code == 2

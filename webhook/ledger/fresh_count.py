@@ -1,4 +1,4 @@
-"""Counts the stored pods and claims of a namespace before a refusal, because the ledger may charge deleted objects."""
+"""Counts the stored pods and claims of a namespace before a rejection: the ledger may charge deleted objects."""
 
 import contextlib
 import math
@@ -8,30 +8,30 @@ from dataclasses import dataclass
 import msgspec
 
 from vcuda.errors import ListOverdue
-from vcuda.ledger.ledger import MARGIN_SECONDS, UNSEEN_SECONDS, Ledger, Refused, is_older
-from vcuda.ledger.settle import Expired, ObservedPods, settle
+from vcuda.ledger.ledger import MARGIN_SECONDS, UNSEEN_SECONDS, Ledger, Rejected, is_older
+from vcuda.ledger.recount import Expired, ObservedPods, recount
 from vcuda.quota.model import Shortage, Usage, fits
 from webhook.ledger.batches import SharedCall
 from webhook.ledger.ledgers import PutOff
 
 MIN_INTERVAL_SECONDS = 0.5
-"""The minimum number of seconds between the starts of two LISTs of one namespace, even if many charges are refused."""
+"""The minimum number of seconds between the starts of two LISTs of one namespace, even if many charges are rejected."""
 
 REST_PER_SECOND = 4.0
 """After a LIST of a namespace, the next LIST is delayed for this many times as long as the LIST took. So namespaces
 whose LISTs are slow are listed less often."""
 
-SETTLE_SECONDS = UNSEEN_SECONDS + MARGIN_SECONDS
-"""A webhook replica itself settles a ledger (sets it to the count of the stored objects) if no controller has done so
-for this many seconds. If the ledger records longer grace periods of pods, the replica waits for the longest period."""
+RECOUNT_SECONDS = UNSEEN_SECONDS + MARGIN_SECONDS
+"""A webhook replica itself recounts a ledger if no controller has done so for this many seconds. If the ledger records
+longer grace periods of pods, the replica waits for the longest period."""
 
 SOON_SECONDS = 2.0
-"""A running controller settles a ledger (sets it to the count of the stored objects) within this many seconds. If quota
-is missing for longer, the answer to a pod does not advise an immediate retry."""
+"""A running controller recounts a ledger (sets it to the count of the stored objects) within this many seconds. If
+quota is missing for longer, the answer to a pod does not advise an immediate retry."""
 
 
 @dataclass(eq=False)
-class Recount:
+class FreshCount:
     """Counts the stored pods and claims of one namespace by LISTs. Callers that wait together share one LIST."""
 
     count: Callable[[], Awaitable[ObservedPods]]
@@ -41,7 +41,7 @@ class Recount:
     clock: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]]
     _next: float = -math.inf
-    # The result of this replica's oldest LIST after which no process has settled (recounted) the ledger.
+    # The result of this replica's oldest LIST after which no process has recounted the ledger.
     _first: ObservedPods | None = None
     # The time of the LIST whose result is in `_first`.
     _since: float = -math.inf
@@ -51,8 +51,8 @@ class Recount:
     def __post_init__(self) -> None:
         self._lists = SharedCall(self._list, self.clock, self._pause)
 
-    async def judge(self, shortage: Shortage, deadline: float) -> Refused | PutOff:
-        """Return a refusal if the stored pods and claims leave no room for a charge; otherwise `PutOff` (retry later).
+    async def judge(self, shortage: Shortage, deadline: float) -> Rejected | PutOff:
+        """Return a rejection if the stored pods and claims leave no room for a charge; otherwise `PutOff`.
 
         The objects are counted by a LIST that begins after this call. ``shortage``: why the charge does not fit the
         ledger. The caller must have read the ledger before this call. Raises Unavailable if the LIST failed.
@@ -63,9 +63,9 @@ class Recount:
         # terminating, so add these. Pods that are deleted later are still in the LIST.
         usage = observed.usage(shortage.model, shortage.usage.terminating)
         if not fits(shortage.limit, usage.used, shortage.asked):
-            return Refused(msgspec.structs.replace(shortage, usage=usage))
+            return Rejected(msgspec.structs.replace(shortage, usage=usage))
         self._note(observed)
-        # A running controller soon settles (recounts) the ledger, which ends the shortage of quota. But if a pod is
+        # A running controller soon recounts the ledger, which ends the shortage of quota. But if a pod is
         # admitted and never stored, its pending charge stays much longer, so an early retry would fail.
         soon = not shortage.rests_on_pending and self.clock() < self._since + SOON_SECONDS
         return PutOff((shortage,), soon=soon)
@@ -75,9 +75,9 @@ class Recount:
         self._listed = now
         # After a restore of etcd from a backup, older counts are invalid. There are two signs of a restore. Either
         # resourceVersions have decreased, or the ledger is lost. While a ledger is lost, no charge is decided, so this
-        # replica makes no LIST for more than twice `SETTLE_SECONDS`.
+        # replica makes no LIST for more than twice `RECOUNT_SECONDS`.
         back = first and is_older(observed.resource_version, first.resource_version)
-        if first is None or back or now > before + 2 * SETTLE_SECONDS or not _is_due(first, self.known()):
+        if first is None or back or now > before + 2 * RECOUNT_SECONDS or not _is_due(first, self.known()):
             self._first, self._since = observed, now
 
     async def usages(self, charged: Mapping[str, Usage], deadline: float) -> Mapping[str, Usage] | None:
@@ -91,25 +91,25 @@ class Recount:
         models = {*charged, *observed.committed, *(observed.claims.committed if observed.claims else ())}
         return {model: observed.usage(model, charged.get(model, Usage()).terminating) for model in models}
 
-    def settle(self, ledger: Ledger) -> Ledger:
-        """Return the ledger. If no controller can be running, settle (recount) it first by a LIST of this replica.
+    def recount(self, ledger: Ledger) -> Ledger:
+        """Return the ledger. If no controller can be running, recount it first by a LIST of this replica.
 
-        No controller is running if the ledger is still older than a LIST that was made `SETTLE_SECONDS` ago.
+        No controller is running if the ledger is still older than a LIST that was made `RECOUNT_SECONDS` ago.
         """
         first, now = self._first, self.clock()
         # A recent LIST must exist too. It proves that etcd was not restored from a backup since the older LIST.
-        if first is None or now < self._since + SETTLE_SECONDS or now > self._listed + SOON_SECONDS:
+        if first is None or now < self._since + RECOUNT_SECONDS or now > self._listed + SOON_SECONDS:
             return ledger
         if not _is_due(first, ledger):
             return ledger
         # The new count may have fewer pods although no watch of this replica saw a deletion. The missing charges become
         # terminating for as long as the pods may still run. Keep the old count until that time has passed.
-        counted = settle(ledger, first)
+        counted = recount(ledger, first)
         new = {key: each for key, each in counted.terminating.items() if key not in ledger.terminating}
         if now < self._since + max((each.seconds for each in new.values()), default=0) + MARGIN_SECONDS:
             return ledger
         # The grace periods of the missing pods have passed, so these pods have ended. Remove their terminating charges.
-        return settle(counted, first, Expired(ended=new.keys()))
+        return recount(counted, first, Expired(ended=new.keys()))
 
     async def _begun_now(self, deadline: float) -> ObservedPods | None:
         observed = await self._lists.result(deadline)

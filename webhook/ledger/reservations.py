@@ -12,45 +12,45 @@ from typing import NamedTuple
 
 import msgspec
 
-from vcuda.ledger.ledger import LEASE_SECONDS, Ledger, Pending, Reservation
+from vcuda.ledger.ledger import RESERVATION_SECONDS, Ledger, Pending, Reservation
 from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota, fits
 from webhook.ledger.ledgers import ChargeWindow
 
 RATE_SECONDS = 4.0
 """A replica measures its demand for quota over this many seconds. After this time without demand, it releases its
-reservation. The time is long enough that one charge per second makes `LEAST_GRANTS` charges."""
+reservation. The time is long enough that one charge per second makes `MIN_GRANTS` charges."""
 
 TARGET_SECONDS = 5.0
 """A replica reserves quota for the demand of this many seconds. Its next ledger write follows earlier, after at most
-`MOST_WRITE_SECONDS`."""
+`MAX_WRITE_SECONDS`."""
 
-LEAST_SPAN_SECONDS = 0.1
+MIN_SPAN_SECONDS = 0.1
 """The shortest time in seconds over which a replica measures demand. Without this minimum, a few simultaneous charges
 would look like a high rate, and the replica would reserve too much quota."""
 
-LEAST_GRANTS = 4
+MIN_GRANTS = 4
 """A replica reserves quota for at least this many charges, unless its share of the free quota is smaller. It reserves
 nothing if it admitted fewer charges within `RATE_SECONDS` and the ledger has fewer pending charges. Pending charges
 show the demand at all replicas. So a replica may reserve quota before it has had this demand itself."""
 
-WRITE_SECONDS, MOST_WRITE_SECONDS = 1.0, 4.0
+WRITE_SECONDS, MAX_WRITE_SECONDS = 1.0, 4.0
 """The shortest and the longest time in seconds between two ledger writes of a replica with a reservation. A write
 records the charges that the replica admitted from its reservation. It also shows the replica whether a charge at
 another replica needs quota. So the longest time applies only while much quota is free. It is less than half of a lease
-(`LEASE_SECONDS`), so that the replica can repeat a failed write before the lease ends."""
+(`RESERVATION_SECONDS`), so that the replica can repeat a failed write before the lease ends."""
 
 PART_OF_TIME = 8
 """A replica with a reservation estimates when the free quota would be used up if every replica had the same demand. It
-writes the ledger after an eighth of this time, but within `WRITE_SECONDS` and `MOST_WRITE_SECONDS`."""
+writes the ledger after an eighth of this time, but within `WRITE_SECONDS` and `MAX_WRITE_SECONDS`."""
 
 SPENT_PART = 4
 """A replica writes the ledger, and reserves quota again, when only a quarter of its reservation is left."""
 
-MOST_GRANTED = 128
+MAX_GRANTED = 128
 """A replica writes the ledger immediately when it has admitted this many charges from its reservation. The write makes
-them pending charges, of which a ledger has at most `MOST_PENDING`."""
+them pending charges, of which a ledger has at most `MAX_PENDING`."""
 
-LEAST_ROOM = 20
+MIN_ROOM = 20
 """A replica reserves nothing if the free quota is too small for this many charges. So when little quota is free, the
 replica writes each charge to the ledger before it admits the pod."""
 
@@ -58,7 +58,7 @@ PART_OF_ROOM, PART_OF_REPLICA = 4, 10
 """All replicas together reserve at most a quarter of the free quota, and one replica at most a tenth. If a replica
 dies, no other replica can use the reserved quota until the leading controller frees it, after about 90 s."""
 
-CREATED_SECONDS = LEASE_SECONDS
+CREATED_SECONDS = RESERVATION_SECONDS
 """A replica admits a pod or claim from a reservation only if the API server created the object within this many seconds
 after it answered the write of the reservation. The API server sets both times. So this rule holds even if the replica's
 clock was suspended. If the clock runs, it ends the lease earlier."""
@@ -101,7 +101,7 @@ class Demand:
     @property
     def seconds(self) -> float:
         """The seconds over which the demand is measured: `RATE_SECONDS`, or fewer if the demand began more recently."""
-        return min(max(self._clock() - self._since, LEAST_SPAN_SECONDS), RATE_SECONDS)
+        return min(max(self._clock() - self._since, MIN_SPAN_SECONDS), RATE_SECONDS)
 
 
 class Plan(NamedTuple):
@@ -117,7 +117,7 @@ def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
     ``ledger``: without the present reservation of this replica, but with all charges admitted from that reservation.
     """
     replicas = len(ledger.reserved) + 1
-    busy = max(sum(number for number, _ in demand.recent().values()), len(ledger.pending)) >= LEAST_GRANTS
+    busy = max(sum(number for number, _ in demand.recent().values()), len(ledger.pending)) >= MIN_GRANTS
     charges: dict[str, Charge] = {}
     full_seconds = math.inf
     for model, (number, charged) in demand.recent().items():
@@ -126,13 +126,13 @@ def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
             continue
         room = _room(quota.limits[model], ledger.usage(model).used, mean)
         full_seconds = min(full_seconds, room * demand.seconds / (number * replicas))
-        wanted = max(math.ceil(number * TARGET_SECONDS / demand.seconds), LEAST_GRANTS)
+        wanted = max(math.ceil(number * TARGET_SECONDS / demand.seconds), MIN_GRANTS)
         most = min(wanted, room // max(PART_OF_ROOM * replicas, PART_OF_REPLICA))
-        if busy and most and room >= LEAST_ROOM:
+        if busy and most and room >= MIN_ROOM:
             charges[model] = mean * most
     if not charges:
         return Plan(charges, WRITE_SECONDS)
-    return Plan(charges, min(max(full_seconds / PART_OF_TIME, WRITE_SECONDS), MOST_WRITE_SECONDS))
+    return Plan(charges, min(max(full_seconds / PART_OF_TIME, WRITE_SECONDS), MAX_WRITE_SECONDS))
 
 
 def _room(limit: Limit, used: Charge, charge: Charge) -> int:
@@ -159,7 +159,7 @@ class _Sent(msgspec.Struct, frozen=True):
     """Seconds from this write until the next write of the replica is due."""
 
 
-class ReservationLease:
+class ReplicaReservation:
     """The reservation of one webhook replica in one ledger, and the charges granted from it.
 
     A granted charge is a charge that the replica has admitted from its reservation and has not yet written.
@@ -191,7 +191,7 @@ class ReservationLease:
     @property
     def is_due(self) -> bool:
         """True if the ledger must be written now: many charges are unwritten, time is up, or little quota is left."""
-        if len(self.granted) >= MOST_GRANTED or self._clock() >= self._due_at:
+        if len(self.granted) >= MAX_GRANTED or self._clock() >= self._due_at:
             return True
         left = ((each, self._left.get(model, Charge())) for model, each in self._reserved.items())
         return any(rest.cores * SPENT_PART <= each.cores for each, rest in left)
@@ -287,7 +287,7 @@ class ReservationLease:
 
     def _confirm(self, sent: _Sent) -> None:
         self._reserved = sent.reservation.charges
-        self._until, self._due_at = sent.at + LEASE_SECONDS, sent.at + sent.next_seconds
+        self._until, self._due_at = sent.at + RESERVATION_SECONDS, sent.at + sent.next_seconds
         self._terms = sent.terms
         self.granted = {uid: each for uid, each in self.granted.items() if uid not in sent.uids}
         self._left = self._remaining()

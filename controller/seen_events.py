@@ -1,8 +1,8 @@
-"""Reads Events: about refusals of pods, and about removed allocations.
+"""Reads Events: about rejections of pods, and about removed allocations.
 
-The webhook does not store refusals. The owner of a refused pod (a ReplicaSet, Job, StatefulSet ...) writes an Event
-with reason FailedCreate and the refusal as its message. The API server keeps the Event for an hour (kube-apiserver
-``--event-ttl``). If a user creates a pod directly, there is no Event, and only this user sees the refusal.
+The webhook does not store rejections. The owner of a rejected pod (a ReplicaSet, Job, StatefulSet ...) writes an Event
+with reason FailedCreate and the rejection as its message. The API server keeps the Event for an hour (kube-apiserver
+``--event-ttl``). If a user creates a pod directly, there is no Event, and only this user sees the rejection.
 """
 
 import datetime
@@ -23,18 +23,18 @@ MAX_MESSAGE_LENGTH = 1024
 """Messages are cut to this number of characters, which is the API server's limit for Events of events.k8s.io."""
 
 MAX_SEARCHED_LENGTH = 16 * 1024
-"""The most characters of a message that are searched for a refusal. core/v1 Events may have messages of any length."""
+"""The most characters of a message that are searched for a rejection. A core/v1 Event may have any length."""
 
 MAX_NAME_LENGTH = 253
 """The most characters of an object's name or kind that are kept. Events may have names and kinds of any length."""
 
-# A refusal is recognized by the name of the webhook. If the webhook was renamed, the reason's first words identify it.
+# The name of the webhook identifies a rejection. If the webhook was renamed, the reason's first words identify it.
 _OURS = re.compile(
     r'admission webhook "[^"]*quota\.vcuda\.io" denied the request: (?P<reason>.*)'
     rf"|(?P<known>({SHORTAGE}|{MALFORMED}: ).*)",
     re.DOTALL,
 )
-"""Matches the text by which kube-apiserver reports a refusal (``pkg/admission/plugin/webhook/errors``)."""
+"""Matches the text by which kube-apiserver reports a rejection (``pkg/admission/plugin/webhook/errors``)."""
 
 
 class SeenEvent(NamedTuple):
@@ -70,7 +70,7 @@ class SeenEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReportedObject:
-    """A workload with refused pods, an object that lost a stale GPU allocation, or a pod or claim beyond its quota.
+    """A workload with rejected pods, an object that lost a stale GPU allocation, or a pod or claim beyond its quota.
 
     ``message``, ``at``: the newest message, and its time (RFC 3339). ``count``: how often this happened.
     """
@@ -83,7 +83,7 @@ class ReportedObject:
     count: int = 1
 
 
-def read_refusal(event: SeenEvent) -> ReportedObject | None:
+def read_rejection(event: SeenEvent) -> ReportedObject | None:
     found = _OURS.search(event.message[:MAX_SEARCHED_LENGTH])
     if not found:
         return None
@@ -92,11 +92,11 @@ def read_refusal(event: SeenEvent) -> ReportedObject | None:
     return ReportedObject(event.namespace, kind, name, message, event.at, event.times)
 
 
-def merge_by_workload(refusals: Iterable[ReportedObject]) -> Sequence[ReportedObject]:
-    """Return one refusal for each workload: the newest reason and the sum of the counts. ``refusals``: newest first."""
-    # A workload has one Event for each different message, and the numbers in the messages of refusals change.
+def merge_by_workload(rejections: Iterable[ReportedObject]) -> Sequence[ReportedObject]:
+    """Return one rejection for each workload: the newest reason, and the sum of the counts. The newest comes first."""
+    # A workload has one Event for each different message, and the numbers in the messages of rejections change.
     latest: dict[tuple[str, str, str], ReportedObject] = {}
-    for each in refusals:
+    for each in rejections:
         key = (each.namespace, each.kind, each.name)
         seen = latest.setdefault(key, each)
         if seen is not each:

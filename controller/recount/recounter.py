@@ -1,6 +1,6 @@
-"""Settles the ledgers: recounts each ledger from the stored pods and claims, and releases the charges of deleted pods.
+"""Recounts each ledger from the stored pods and claims, and releases the charges of deleted pods.
 
-Only the leading controller settles ledgers regularly.
+Only the leading controller recounts ledgers regularly.
 """
 
 import contextlib
@@ -12,23 +12,23 @@ import msgspec
 import structlog
 
 from controller.claims import ClaimInformer
-from controller.metrics import SettleMetrics
+from controller.metrics import RecountMetrics
 from controller.pods import PodInformer
-from controller.settle.charge_ages import ChargeAges, Overdue, SettleTiming, Watch
+from controller.recount.charge_ages import ChargeAges, Overdue, RecountTiming, Watch
 from controller.workqueue import Reconciler, WorkQueue
 from vcuda import errors
 from vcuda.kube import OPENING_SECONDS, Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored
 from vcuda.ledger.ledger import LOST, Ledger, Reservation, charges_by_model, is_older
+from vcuda.ledger.recount import Expired, ObservedPods, recount
 from vcuda.ledger.report import NamespaceUse
 from vcuda.ledger.reporting import report
-from vcuda.ledger.settle import Expired, ObservedPods, settle
 from vcuda.quota.model import NamespaceQuota
 
 MAX_ATTEMPTS = 5
 """Maximum attempts to recount and write a ledger. An attempt fails if a webhook replica writes the ledger meanwhile."""
 
 RETRY_SECONDS = 2.0
-"""Seconds until the first retry after a ledger could not be settled (recounted)."""
+"""Seconds until the first retry after a ledger could not be recounted."""
 
 CONFLICT_RETRY_SECONDS = 0.1
 """Seconds until the retry if all attempts to write a recounted ledger conflicted. The delay is short, because pending
@@ -50,15 +50,15 @@ CROWDED_SECONDS = 0.25
 within the usual interval of one second."""
 
 AWAIT_PODS_AGAIN_SECONDS = 0.5
-"""Seconds until a ledger is settled again, if the watches do not show yet why a claim has lost its devices."""
+"""Seconds until a ledger is recounted again, if the watches do not show yet why a claim has lost its devices."""
 
 
-class Settler:
-    """Settles every ledger: makes its charges agree with the stored pods and claims.
+class Recounter:
+    """Recounts every ledger: makes its charges agree with the stored pods and claims.
 
-    ``on_report``: called with a namespace and its usage after each settlement. The usage of a namespace without a limit
+    ``on_report``: called with a namespace and its usage after each recount. The usage of a namespace without a limit
     is None.
-    ``others``: returns more namespaces to settle, beyond those with a quota, a ledger or GPU pods.
+    ``others``: returns more namespaces to recount, beyond those with a quota, a ledger or GPU pods.
     ``exists``: returns True if a namespace exists. A deleted namespace is no longer limited.
     """
 
@@ -69,27 +69,27 @@ class Settler:
         quota: QuotaInformer,
         nodes: NodeInformer,
         *,
-        metrics: SettleMetrics,
+        metrics: RecountMetrics,
         on_report: Callable[[str, NamespaceUse | None], None],
         others: Callable[[], Iterable[str]] = tuple,
         exists: Callable[[str], bool] = lambda _: True,
-        timing: SettleTiming | None = None,
+        timing: RecountTiming | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.reconciler = Reconciler(
-            "settle", self._reconcile, failure="not settled", retry_seconds=RETRY_SECONDS, clock=clock
+            "recount", self._reconcile, failure="not recounted", retry_seconds=RETRY_SECONDS, clock=clock
         )
         self.queue = self.reconciler.queue
         # Namespaces without a limit have their own queue, because thousands of namespaces may lose their limits
         # together. The release of quota in limited namespaces must not wait for the deletion of all those ledgers.
         self.unlimited = Reconciler(
             "unlimited",
-            lambda namespace: self._settle_or_retry(namespace, self.unlimited.queue),
-            failure="not settled",
+            lambda namespace: self._recount_or_retry(namespace, self.unlimited.queue),
+            failure="not recounted",
             retry_seconds=RETRY_SECONDS,
             clock=clock,
         )
-        self._timing = timing or SettleTiming()
+        self._timing = timing or RecountTiming()
         self._ages = ChargeAges(self._timing)
         self.pods = PodInformer(
             kube,
@@ -113,7 +113,7 @@ class Settler:
         self._clock = clock
         # `_unlimited_since`: for each namespace with a ledger but no limit, when this process first saw this state.
         self._unlimited_since: dict[str, float] = {}
-        # `_with_room`: the namespaces that had free quota at their last settlement. No pod there waits for quota.
+        # `_with_room`: the namespaces that had free quota at their last recount. No pod there waits for quota.
         self._with_room: set[str] = set()
         # `_unreadable`: by namespace, the version of a damaged ledger that will be deleted, and when it was found.
         self._unreadable: dict[str, tuple[str, float]] = {}
@@ -138,7 +138,7 @@ class Settler:
         """Queue a recount of every namespace. Log and count each ledger that differs from the stored pods (drift)."""
         for namespace in self.known_namespaces():
             known = self.ledgers.get(self._store.key(namespace))
-            # A ledger that is queued or was just settled may briefly differ from the stored pods without being wrong.
+            # A ledger that is queued or was just recounted may briefly differ from the stored pods without being wrong.
             active = self.queue.is_active(namespace) or self.unlimited.queue.is_active(namespace)
             if known and not active and self._differs(known):
                 self._metrics.drift.inc()
@@ -153,7 +153,7 @@ class Settler:
             observed = self.pods.observed(known.namespace, self._nodes.current())
             claims = self.claims.observed(known.namespace, observed.extended, ledger.longest_claim_grace)
         except (errors.UnreadableLedger, errors.Unavailable):
-            return False  # The settlement of the ledger will report the same error.
+            return False  # The recount of the ledger will report the same error.
         newer = not msgspec.structs.replace(observed, claims=claims).is_older(ledger)
         same = observed.committed == ledger.committed and (claims is None or claims.committed == ledger.claimed)
         return newer and not same
@@ -167,14 +167,14 @@ class Settler:
 
     def _reconcile(self, namespace: str) -> None:
         if self._quota.current() is None or self._limits(namespace):
-            self._settle_or_retry(namespace, self.queue)
+            self._recount_or_retry(namespace, self.queue)
         else:
             self.unlimited.queue.add(namespace)
 
-    def _settle_or_retry(self, namespace: str, queue: WorkQueue) -> None:
+    def _recount_or_retry(self, namespace: str, queue: WorkQueue) -> None:
         with self._metrics.seconds.time():
             try:
-                self.settle(namespace)
+                self.recount(namespace)
             except errors.Conflict:
                 queue.retry(namespace, CONFLICT_RETRY_SECONDS)
             except errors.LedgerLost as lost:
@@ -193,8 +193,8 @@ class Settler:
         exists = self._exists(namespace) or self.pods.pods(namespace) or self.claims.claims(namespace)
         return quota.for_namespace(namespace) if quota and exists else None
 
-    def settle(self, namespace: str) -> None:
-        """Settle (recount) the ledger of a namespace, and report the usage of the namespace.
+    def recount(self, namespace: str) -> None:
+        """Recount the ledger of a namespace, and report the usage of the namespace.
 
         Raises Conflict if every attempt to write conflicted. Raises LedgerLost, UnreadableLedger or another VcudaError.
         """
@@ -210,33 +210,33 @@ class Settler:
             stored = self._opened(namespace)
         if quota is None:
             # This process has read no valid quota document since its start. Webhook replicas may still charge pods by
-            # an earlier valid document, so settle an existing ledger.
+            # an earlier valid document, so recount an existing ledger.
             if stored:
-                self._settle_newest(namespace, stored)
+                self._recount_newest(namespace, stored)
             return
         if limits := self._limits(namespace):
             self._unlimited_since.pop(namespace, None)
-            self._settle_limited(namespace, limits, stored)
+            self._recount_limited(namespace, limits, stored)
             return
         self._with_room.discard(namespace)
         self._on_report(namespace, None)
         if stored:
             since = self._unlimited_since.setdefault(namespace, self._clock())
-            self._drop_or_settle(
+            self._drop_or_recount(
                 namespace, stored, "the namespace is no longer limited", since + self._timing.uncertain
             )
         else:
             self._unlimited_since.pop(namespace, None)
             self._store.finish_drop(namespace)
 
-    def _settle_limited(self, namespace: str, limits: NamespaceQuota, stored: Stored | None) -> None:
+    def _recount_limited(self, namespace: str, limits: NamespaceQuota, stored: Stored | None) -> None:
         pods = self.pods.pods(namespace)
         if stored is None and (pods or self.claims.claims(namespace)):
             stored = self._opened(namespace)
         if stored:
-            stored = self._settle_newest(namespace, stored)
+            stored = self._recount_newest(namespace, stored)
         if stored and stored.deleting:
-            self._drop_or_settle(namespace, stored, "a user deleted the ledger, and a new ledger is created")
+            self._drop_or_recount(namespace, stored, "a user deleted the ledger, and a new ledger is created")
         self._report(namespace, limits, stored.ledger if stored else Ledger())
 
     def _report_lost(self, namespace: str) -> None:
@@ -262,17 +262,17 @@ class Settler:
         stored = self._store.open(namespace)
         return self._store.write(namespace, stored.ledger, stored) if stored.opens else stored
 
-    def _settle_newest(self, namespace: str, stored: Stored) -> Stored:
+    def _recount_newest(self, namespace: str, stored: Stored) -> Stored:
         """Recount and write the ledger ``stored``. After a conflict, read the ledger again, and recount that version.
 
         Under load, the replicas write a ledger many times a second, so a ledger from the watch is often outdated.
         """
         for _ in range(MAX_ATTEMPTS - 1):
             try:
-                return self._write(namespace, self._settled(namespace, stored.ledger), stored)
+                return self._write(namespace, self._recounted(namespace, stored.ledger), stored)
             except errors.Conflict:
                 stored = self._opened(namespace)
-        return self._write(namespace, self._settled(namespace, stored.ledger), stored)
+        return self._write(namespace, self._recounted(namespace, stored.ledger), stored)
 
     def _write(self, namespace: str, ledger: Ledger, stored: Stored) -> Stored:
         if ledger is stored.ledger:
@@ -283,14 +283,14 @@ class Settler:
         self._metrics.released.inc(len(stored.ledger.pending) - len(ledger.pending))
         return written
 
-    def _settled(self, namespace: str, ledger: Ledger) -> Ledger:
+    def _recounted(self, namespace: str, ledger: Ledger) -> Ledger:
         quota = self._quota.current()
         since = {quota.version if quota else "", self.pods.since if ledger.committed else ""}
         unsure = self._absent(namespace, ledger)
         ended, reaped = self._ended(namespace, ledger), self._abandoned(namespace, ledger)
         observed = self._listed(namespace, ledger) if reaped else self._observed(namespace, ledger)
         newest = max(since, key=lambda version: int(version or 0))
-        return settle(ledger, observed, Expired(unsure.keys(), unsure, ended, reaped), counted_since=newest)
+        return recount(ledger, observed, Expired(unsure.keys(), unsure, ended, reaped), counted_since=newest)
 
     def _observed(self, namespace: str, ledger: Ledger) -> ObservedPods:
         """Return the pods and claims from the watches, or from LISTs if the ledger is newer than the watches."""
@@ -311,7 +311,7 @@ class Settler:
         watched = msgspec.structs.replace(observed, claims=claims)
         return self._store.count_pods(namespace).after(watched, ledger)
 
-    def _drop_or_settle(self, namespace: str, stored: Stored, why: str, due: float = -math.inf) -> None:
+    def _drop_or_recount(self, namespace: str, stored: Stored, why: str, due: float = -math.inf) -> None:
         """Delete the ledger at the time ``due`` if stored pods account for all of its charges. Otherwise recount it."""
         # A ledger with pending, terminating or reserved charges must stay. A new ledger would be counted from the
         # stored pods, and would lack admitted pods that are not stored yet, and deleted pods that may still run.
@@ -319,7 +319,7 @@ class Settler:
         # Delete an empty ledger without a recount, because many ledgers may be deleted together. In a quiet cluster,
         # the watches may be older than a ledger, and a recount then needs two LISTs.
         if not ledger.is_empty or self.pods.observed(namespace, self._nodes.current()).vanished:
-            ledger = self._settled(namespace, ledger)
+            ledger = self._recounted(namespace, ledger)
         if ledger.pending or ledger.terminating or ledger.reserved or stored.version is None:
             self._write(namespace, ledger, stored)
             return

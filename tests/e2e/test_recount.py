@@ -81,11 +81,11 @@ def test_a_terminating_pod_is_charged_until_it_is_deleted(
     cluster.create(card_pod("next", team))
 
 
-def refused_by_another_webhook(cluster: Cluster, namespace: str) -> None:
+def rejected_by_another_webhook(cluster: Cluster, namespace: str) -> None:
     """Create a pod that our webhook charges, and that another validating webhook then rejects."""
-    label = {"metadata": {"labels": {"e2e.vcuda.io/refused-later": namespace}}}
+    label = {"metadata": {"labels": {"e2e.vcuda.io/rejected-later": namespace}}}
     cluster.rest.merge_patch(f"/api/v1/namespaces/{namespace}", label)
-    later = webhook("later.example.com", namespaceSelector={"matchLabels": {"e2e.vcuda.io/refused-later": namespace}})
+    later = webhook("later.example.com", namespaceSelector={"matchLabels": {"e2e.vcuda.io/rejected-later": namespace}})
     with cluster.register_webhooks(validating=[later]):
         assert cluster.try_create(card_pod("never", namespace)).status == HTTPStatus.INTERNAL_SERVER_ERROR
 
@@ -94,7 +94,7 @@ def named_like_another(cluster: Cluster, namespace: str) -> None:
     assert cluster.try_create(card_pod("stays", namespace)).status == HTTPStatus.CONFLICT
 
 
-@pytest.mark.parametrize("charge_in_vain", [refused_by_another_webhook, named_like_another])
+@pytest.mark.parametrize("charge_in_vain", [rejected_by_another_webhook, named_like_another])
 def test_the_charge_of_a_pod_is_released_when_it_can_no_longer_be_stored(
     cluster: Cluster,
     installation: Installation,

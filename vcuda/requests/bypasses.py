@@ -37,9 +37,9 @@ EFFECTS: Mapping[Allowance, str] = {
 """The effects of environment variables on a share of a card, by the item of `allow` that permits the effect."""
 
 
-class Refusal(NamedTuple):
-    """A reason to refuse a pod. ``allowance``: the item of ``allow`` in a quota with which the pod would be admitted;
-    None if no item would help."""
+class Bypass(NamedTuple):
+    """A way around the quota, for which a pod is rejected. ``allowance``: the item of ``allow`` in a quota with which
+    the pod would be admitted; None if no item would help."""
 
     path: str
     message: str
@@ -47,7 +47,7 @@ class Refusal(NamedTuple):
 
     @property
     def fault(self) -> Fault:
-        """The refusal as a `Fault`, with advice to the user. The advice names the item of ``allow`` that would help."""
+        """The bypass as a `Fault`, with advice to the user: the item of ``allow`` that would help."""
         if self.allowance is None:
             return Fault(self.path, self.message)
         advice = f"Or ask your administrator to add `allow: [{self.allowance}]` to the quota of this namespace"
@@ -89,14 +89,14 @@ def could_reach_gpus(pod: Pod) -> bool:
     return False
 
 
-def find_refusals(
+def find_bypasses(
     pod: Pod,
     request: PodRequest,
     known: GpuResources,
     runtime_classes: RuntimeClasses,
     extended: Collection[str] | None = None,
-) -> Iterator[Refusal]:
-    """Yield a refusal for each field of a pod that is not allowed, except for the faults that `read_request` finds.
+) -> Iterator[Bypass]:
+    """Yield a rejection for each field of a pod that is not allowed, except for the faults that `read_request` finds.
 
     ``extended``: the extended resources for which the scheduler allocates devices of a DeviceClass; None if this system
     does not charge claims.
@@ -105,7 +105,7 @@ def find_refusals(
     claims = bool(spec.resource_claims)
     if claims and extended is None:
         message = "must not be set, because ResourceClaims cannot be charged in this cluster. Request a GPU resource"
-        yield Refusal("spec.resourceClaims", message)
+        yield Bypass("spec.resourceClaims", message)
     name = spec.runtime_class_name
     if name and not request.asks and runtime_classes.gives_gpus(name):
         message = f"runtime class {cut(name)} gives GPUs to a pod that requests none. Request a GPU resource"
@@ -114,10 +114,10 @@ def find_refusals(
                 f"runtime class {cut(name)} may give the pod GPUs in addition to those of its ResourceClaims. "
                 "Remove runtimeClassName, which the devices of a ResourceClaim do not need"
             )
-        yield Refusal("spec.runtimeClassName", message, Allowance.RUNTIME_CLASS)
+        yield Bypass("spec.runtimeClassName", message, Allowance.RUNTIME_CLASS)
     if len({scheme.scheduler for scheme in request.schemes if scheme.scheduler}) > 1:
         names = " and ".join(scheme.name for scheme in request.schemes)
-        yield Refusal(
+        yield Bypass(
             "spec.schedulerName",
             f"no scheduler can place a pod with resources of {names}, because their schedulers differ. "
             "Request resources of only one vendor",
@@ -132,14 +132,14 @@ def find_refusals(
         yield from find_unlimited(pod.annotations)
 
 
-def _annotations(keys: Iterable[str]) -> Iterator[Refusal]:
+def _annotations(keys: Iterable[str]) -> Iterator[Bypass]:
     for key in keys:
         if allowance := KAI.get(key.lower()):
             message = "must not be set, because shares requested by annotation are not charged. Request a GPU resource"
-            yield Refusal(f"metadata.annotations[{key}]", message, allowance)
+            yield Bypass(f"metadata.annotations[{key}]", message, allowance)
         elif key.partition("/")[0] in runtime_devices.DEVICE_ANNOTATIONS:
             message = "must not be set, because a container runtime reads it and gives unrequested devices"
-            yield Refusal(f"metadata.annotations[{key}]", message, Allowance.VISIBLE_DEVICES)
+            yield Bypass(f"metadata.annotations[{key}]", message, Allowance.VISIBLE_DEVICES)
 
 
 def _limits_of(request: PodRequest, known: GpuResources, *, claims: bool) -> Iterator[ShareLimits]:
@@ -151,18 +151,18 @@ def _limits_of(request: PodRequest, known: GpuResources, *, claims: bool) -> Ite
     yield from dict.fromkeys([*request.limits, *(known.limits_without_scheme if claims else ())])
 
 
-def find_unlimited(annotations: Mapping[str, str]) -> Iterator[Refusal]:
-    """Yield a refusal for each annotation of a pod or ResourceClaim that turns off the core limit of a share of a card.
+def find_unlimited(annotations: Mapping[str, str]) -> Iterator[Bypass]:
+    """Yield a bypass for each annotation of a pod or ResourceClaim that turns off the core limit of a share.
 
     vgpu-manager's DRA driver reads the annotations of the claim (`getComputePolicy` in pkg/kubeletplugin/vgpu.go).
     """
     for key, value in annotations.items():
         if key.endswith(COMPUTE_POLICY) and value.strip().casefold() not in COMPUTE_POLICIES:
             message = f"must be fixed or balance, because {cut(value)!r} turns off the core limit of a share of a card"
-            yield Refusal(f"metadata.annotations[{key}]", message, Allowance.COMPUTE_POLICY)
+            yield Bypass(f"metadata.annotations[{key}]", message, Allowance.COMPUTE_POLICY)
 
 
-def _of_container(path: str, container: Container, judge: _Judge) -> Iterator[Refusal]:
+def _of_container(path: str, container: Container, judge: _Judge) -> Iterator[Bypass]:
     asked = [name for name, quantity in resources_of(container).items() if quantity not in NONE]
     yield from _unknown_resources(path, asked, judge)
     yield from _privileged(path, container.security_context)
@@ -173,12 +173,12 @@ def _of_container(path: str, container: Container, judge: _Judge) -> Iterator[Re
     for index, mount in enumerate(container.volume_mounts or ()):
         if any(limits.covers(mount.mount_path) for limits in judge.limits):
             message = "must be another path: a volume here can replace the library that limits a share of a card"
-            yield Refusal(f"{path}.volumeMounts[{index}].mountPath", message, Allowance.LIMIT_LIBRARY)
+            yield Bypass(f"{path}.volumeMounts[{index}].mountPath", message, Allowance.LIMIT_LIBRARY)
 
 
 def _variables(
     path: str, container: Container, asked: Collection[str], judge: _Judge, *, takes_gpus: bool
-) -> Iterator[Refusal]:
+) -> Iterator[Bypass]:
     variables = container.env or ()
     exposed = False
     if any(map(runtime_devices.makes_legacy_image, variables)):
@@ -189,19 +189,19 @@ def _variables(
             message = f"{variable.name} must be none or void, or must not be set, because it gives unrequested devices"
             if variable.name in runtime_devices.MIG_CONTROL:
                 message = f"{variable.name} must not be set, because it gives control of MIG on unrequested cards"
-            yield Refusal(field, message, Allowance.VISIBLE_DEVICES)
+            yield Bypass(field, message, Allowance.VISIBLE_DEVICES)
         elif exposed and runtime_devices.makes_legacy_image(variable):
             message = (
                 "CUDA_VERSION gives a container without a GPU resource all cards of its node. "
                 "Remove CUDA_VERSION, or set NVIDIA_VISIBLE_DEVICES to void in the same container"
             )
-            yield Refusal(field, message, Allowance.VISIBLE_DEVICES)
+            yield Bypass(field, message, Allowance.VISIBLE_DEVICES)
         elif limit := _lifted(variable, container, judge, takes_gpus=takes_gpus):
             effect = EFFECTS[limit.allowance]
             message = f"{cut(variable.name)} must not be set, because {effect}"
             if limit.harmless:
                 message = f"{cut(variable.name)} must be {limit.harmless}, or must not be set, because {effect}"
-            yield Refusal(field, message, limit.allowance)
+            yield Bypass(field, message, limit.allowance)
 
 
 def _lifted(variable: EnvVar, container: Container, judge: _Judge, *, takes_gpus: bool) -> LimitVariable | None:
@@ -217,11 +217,11 @@ def _lifted(variable: EnvVar, container: Container, judge: _Judge, *, takes_gpus
     return None if limit.is_harmless(value) else limit
 
 
-def _privileged(path: str, context: SecurityContext | None) -> Iterator[Refusal]:
+def _privileged(path: str, context: SecurityContext | None) -> Iterator[Bypass]:
     if field := _privilege_of(context):
         kind = "privileged" if field == "privileged" else "HostProcess"
         message = f"must be false, because a {kind} container can use every card of its node"
-        yield Refusal(f"{path}.securityContext.{field}", message, Allowance.PRIVILEGED)
+        yield Bypass(f"{path}.securityContext.{field}", message, Allowance.PRIVILEGED)
 
 
 def _privilege_of(context: SecurityContext | None) -> str:
@@ -233,7 +233,7 @@ def _privilege_of(context: SecurityContext | None) -> str:
     return "windowsOptions.hostProcess" if context.windows_options and context.windows_options.host_process else ""
 
 
-def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iterator[Refusal]:
+def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iterator[Bypass]:
     known = judge.known
     schemes = dict.fromkeys(known.scheme_of[name] for name in asked if name in known.scheme_of)
     without_count = [scheme for scheme in schemes if scheme.count and scheme.count not in asked]
@@ -242,7 +242,7 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
         # An extended resource of a DeviceClass may have any name. It may be a GPU, so it must have a known charge.
         of_class = name in judge.extended and name not in known.scheme_of and known.unit_of(name) is None
         if scheme or of_class or known.is_unknown_gpu(name):
-            yield Refusal(
+            yield Bypass(
                 f"{path}.resources.limits[{name}]", _how_to_name(name, scheme) if scheme else _how_to_count(name)
             )
 

@@ -29,10 +29,10 @@ NODE = "audit-m40"
 
 @pytest.fixture(scope="module")
 def account(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
-    """A client with the controller's account, to which the component enforce-audit gives the right to evict pods."""
-    cluster.kubectl("apply", "-f", str(COMPONENTS / "enforce-audit" / "rbac.yaml"))
+    """A client with the controller's account, to which the component evict-violations gives the right to evict pods."""
+    cluster.kubectl("apply", "-f", str(COMPONENTS / "evict-violations" / "rbac.yaml"))
     yield account
-    cluster.kubectl("delete", "-f", str(COMPONENTS / "enforce-audit" / "rbac.yaml"))
+    cluster.kubectl("delete", "-f", str(COMPONENTS / "evict-violations" / "rbac.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +76,12 @@ def budget_of(namespace: str, app: str) -> Json:
 
 @pytest.mark.usefixtures("node")
 class TestByDefault:
-    """The controller runs without --enforce-audit, so it only reports."""
+    """The controller runs without --evict-violations, so it only reports."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def controller(cls, own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
-        with controlling(own, "--audit-period", str(PERIOD), kubeconfig=account.kubeconfig) as running:
+        with controlling(own, "--violations-period", str(PERIOD), kubeconfig=account.kubeconfig) as running:
             yield running
 
     def test_after_a_lowered_quota_the_newest_pod_is_reported_and_not_evicted(
@@ -93,12 +93,12 @@ class TestByDefault:
             events = await_events(cluster, namespace, "BeyondQuota", "b-middle", "c-newest")
             assert {event["involvedObject"]["name"] for event in events} == {"b-middle", "c-newest"}
             assert "used: 3 cards, limited: 1 card" in events[0]["message"]
-            assert controller.metric("vcuda_audit_pods", namespace=namespace, finding="over-quota") == 2
+            assert controller.metric("vcuda_violations_pods", namespace=namespace, finding="over-quota") == 2
             own.quota.limit(**{namespace: {"quota": {"P100": 1}}})
             await_events(cluster, namespace, "BeyondQuota", "a-oldest", "b-middle", "c-newest")
-            assert controller.metric("vcuda_audit_pods", namespace=namespace, finding="not-allowed") == 3
+            assert controller.metric("vcuda_violations_pods", namespace=namespace, finding="not-allowed") == 3
             assert going(cluster, namespace) == set()
-            assert controller.samples("vcuda_audit_evictions_total") == []
+            assert controller.samples("vcuda_violations_evictions_total") == []
 
     def test_a_pod_that_was_never_pinned_is_reported(
         self, cluster: Cluster, own: Installation, controller: ControllerProcess
@@ -110,19 +110,19 @@ class TestByDefault:
             start(cluster, namespace, "runs")
             with own.quota.limited(**{namespace: {"quota": {"M40": 1}}}):
                 await_events(cluster, namespace, "NotCounted", "waiting")
-                controller.await_metric("vcuda_audit_pods", 1, namespace=namespace, finding="unpinned")
-                assert controller.samples("vcuda_audit_pods", namespace=namespace, finding="over-quota") == []
-            eventually(lambda: not controller.samples("vcuda_audit_pods", namespace=namespace))
+                controller.await_metric("vcuda_violations_pods", 1, namespace=namespace, finding="unpinned")
+                assert controller.samples("vcuda_violations_pods", namespace=namespace, finding="over-quota") == []
+            eventually(lambda: not controller.samples("vcuda_violations_pods", namespace=namespace))
 
 
 @pytest.mark.usefixtures("node")
 class TestEnforced:
-    """The controller runs with --enforce-audit and with the rights of the manifests, so it evicts pods."""
+    """The controller runs with --evict-violations and with the rights of the manifests, so it evicts pods."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def controller(cls, own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
-        flags = ("--enforce-audit", "--audit-period", str(PERIOD))
+        flags = ("--evict-violations", "--violations-period", str(PERIOD))
         with controlling(own, *flags, kubeconfig=account.kubeconfig) as running:
             yield running
             assert "system:serviceaccount" not in running.output()
@@ -139,7 +139,7 @@ class TestEnforced:
             own.quota.limit(**{namespace: {"quota": {"M40": 1}}})
             await_events(cluster, namespace, "EvictedOverQuota", "b-middle", "c-newest")
             assert going(cluster, namespace) == {"b-middle", "c-newest"}
-            assert controller.metric("vcuda_audit_evictions_total", outcome="evicted") >= 2
+            assert controller.metric("vcuda_violations_evictions_total", outcome="evicted") >= 2
 
     @pytest.mark.usefixtures("controller_manager")
     def test_a_disruption_budget_is_respected_and_the_eviction_is_retried(
@@ -157,7 +157,7 @@ class TestEnforced:
             assert "PodDisruptionBudget" in put_off["message"]
             await_events(cluster, namespace, "EvictedOverQuota", "b-middle")
             assert going(cluster, namespace) == {"b-middle"}
-            assert controller.metric("vcuda_audit_evictions_total", outcome="budget")
+            assert controller.metric("vcuda_violations_evictions_total", outcome="budget")
             cluster.rest.send("DELETE", f"{path}/stay").ok()
             await_events(cluster, namespace, "EvictedOverQuota", "b-middle", "c-newest")
             assert going(cluster, namespace) == {"b-middle", "c-newest"}

@@ -1,4 +1,4 @@
-"""Tests of the controller's settler, which recounts ledgers from stored objects."""
+"""Tests of the controller's recounter, which counts ledgers from stored objects."""
 
 import json
 import uuid
@@ -6,18 +6,18 @@ import uuid
 import msgspec
 import pytest
 
-from controller.settle.settler import MANY_PENDING_BYTES, MAX_ATTEMPTS
+from controller.recount.recounter import MANY_PENDING_BYTES, MAX_ATTEMPTS
 from tests.api_double import ApiDouble, Effect, delivered
 from tests.builders import LABELS, held_to, stored_pod
 from tests.quota_map import store_quota
+from tests.recounting import COUNTED, FAR, FOUR_M40, HALF, LISTED, NOBODY, ONE, PENDING, TWO, Recounting
 from tests.replicas import LEDGER, Replica
-from tests.settling import COUNTED, FAR, FOUR_M40, HALF, LISTED, NOBODY, ONE, PENDING, TWO, Settling
 from tests.tables import cases
 from vcuda.errors import LedgerLost
 from vcuda.kube import LedgerStore
 from vcuda.ledger.ledger import (
-    LEASE_SECONDS,
     MARGIN_SECONDS,
+    RESERVATION_SECONDS,
     Ledger,
     Pending,
     Reservation,
@@ -29,7 +29,7 @@ from vcuda.quota.terms import STORABLE_SECONDS
 
 POD = "/api/v1/namespaces/team-a/pods/train-0"
 CARD = {"tencent.com/vcuda-core": 100}
-ENDS_SECONDS = STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS
+ENDS_SECONDS = STORABLE_SECONDS + RESERVATION_SECONDS + MARGIN_SECONDS
 """A ledger is deleted after its limit or its namespace has been missing for this many seconds."""
 
 
@@ -38,10 +38,10 @@ ENDS_SECONDS = STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS
 
 @pytest.mark.parametrize("committed", [{"M40": TWO}, {}, {"P100": ONE}], ids=["too high", "too low", "another model"])
 def test_drift_is_logged_counted_and_corrected(api: ApiDouble, replica: Replica, committed: dict[str, Charge]) -> None:
-    settling = Settling(api, replica, Ledger(committed, COUNTED), stored_pod(CARD))
-    assert settling.full_resync() == [("the ledger differs from the stored pods and is recounted", "team-a")]
-    assert settling.counted("mended_total") == 1
-    settling.run()
+    recounting = Recounting(api, replica, Ledger(committed, COUNTED), stored_pod(CARD))
+    assert recounting.full_resync() == [("the ledger differs from the stored pods and is recounted", "team-a")]
+    assert recounting.counted("drifts_total") == 1
+    recounting.run()
     assert replica.store.read("team-a").ledger.committed == {"M40": ONE}
 
 
@@ -51,10 +51,10 @@ def test_drift_is_logged_counted_and_corrected(api: ApiDouble, replica: Replica,
     the_ledger_is_newer_than_every_observation=(Ledger({"M40": TWO}, FAR), ["LIST", "LIST"]),
 )
 def test_a_correct_ledger_is_not_written(api: ApiDouble, replica: Replica, ledger: Ledger, calls: list[str]) -> None:
-    settling = Settling(api, replica, ledger, stored_pod(CARD))
-    assert settling.full_resync() == []
-    settling.run()
-    assert (settling.counted("mended_total"), api.calls) == (0, calls)
+    recounting = Recounting(api, replica, ledger, stored_pod(CARD))
+    assert recounting.full_resync() == []
+    recounting.run()
+    assert (recounting.counted("drifts_total"), api.calls) == (0, calls)
 
 
 def test_a_model_that_tenants_invent_is_in_no_ledger_and_report_until_a_quota_names_it(
@@ -65,16 +65,16 @@ def test_a_model_that_tenants_invent_is_in_no_ledger_and_report_until_a_quota_na
         {**stored_pod(CARD, f"uid-{name}", affinity=held_to(name)), "metadata": {"uid": f"uid-{name}", "name": name}}
         for name in ("invented-1", "invented-2")
     ]
-    settling = Settling(api, replica, Ledger({}, COUNTED), stored_pod(CARD), *invented)
-    settling.settle()
+    recounting = Recounting(api, replica, Ledger({}, COUNTED), stored_pod(CARD), *invented)
+    recounting.recount()
     assert replica.store.read("team-a").ledger.committed == {"M40": ONE}
-    [use] = settling.reports
+    [use] = recounting.reports
     assert use
     assert [model.model for model in use.models] == ["M40"]
     assert use.unpinned == ("invented-1", "invented-2")
     store_quota(api, json.dumps({"team-a": {"quota": {"M40": 4, "invented-1": 1}}}))
-    settling.relist()
-    settling.settle()
+    recounting.relist()
+    recounting.recount()
     assert replica.store.read("team-a").ledger.committed == {"M40": ONE, "invented-1": ONE}
 
 
@@ -82,50 +82,50 @@ def test_lost_devices_are_forgotten_only_after_the_longest_grace_period_in_the_l
     api: ApiDouble, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resync and the report of a lost ledger look at the claims, too. They must not assume the default period."""
-    settling = Settling(api, replica, Ledger({}, COUNTED, claim_grace=600), stored_pod(CARD))
+    recounting = Recounting(api, replica, Ledger({}, COUNTED, claim_grace=600), stored_pod(CARD))
     graces = []
     monkeypatch.setattr(
-        settling.settler.claims, "observed", lambda _namespace, _left_out, grace=30: graces.append(grace)
+        recounting.recounter.claims, "observed", lambda _namespace, _left_out, grace=30: graces.append(grace)
     )
-    settling.full_resync()
+    recounting.full_resync()
     assert graces == [600]
 
     def lose(_namespace: str) -> None:
         raise LedgerLost("team-a", 60, 30)
 
-    monkeypatch.setattr(settling.settler, "settle", lose)
-    settling.run()
-    [use] = settling.reports
+    monkeypatch.setattr(recounting.recounter, "recount", lose)
+    recounting.run()
+    [use] = recounting.reports
     assert use
     assert (use.ledger_lost, use.models[0].used, graces) == (True, 1, [600])
 
 
-def test_a_ledger_that_is_about_to_be_settled_is_no_drift(api: ApiDouble, replica: Replica) -> None:
-    """A ledger that is queued for settling may differ because of a recent event."""
-    settling = Settling(api, replica, Ledger({"M40": TWO}, COUNTED), stored_pod(CARD))
-    settling.settler.queue.add("team-a")
-    assert settling.full_resync() == []
-    assert settling.counted("mended_total") == 0
+def test_a_ledger_that_is_about_to_be_recounted_is_no_drift(api: ApiDouble, replica: Replica) -> None:
+    """A ledger that is queued for recounting may differ because of a recent event."""
+    recounting = Recounting(api, replica, Ledger({"M40": TWO}, COUNTED), stored_pod(CARD))
+    recounting.recounter.queue.add("team-a")
+    assert recounting.full_resync() == []
+    assert recounting.counted("drifts_total") == 0
 
 
 def test_if_the_watch_is_older_than_the_count_the_pods_are_listed(api: ApiDouble, replica: Replica) -> None:
     """A replica has counted the pods at a version that the controller's watch has not reached yet."""
-    settling = Settling(api, replica, Ledger({"M40": TWO}, "105"), stored_pod(CARD))
+    recounting = Recounting(api, replica, Ledger({"M40": TWO}, "105"), stored_pod(CARD))
     api.store("/api/v1/namespaces/team-b/pods/other", {"metadata": {"name": "other"}})
-    settling.settler.queue.add("team-a")
-    settling.run()
+    recounting.recounter.queue.add("team-a")
+    recounting.run()
     assert replica.store.read("team-a").ledger.committed == {"M40": ONE}
 
 
-# Tests of settling (recounting) a ledger to which replicas have written
+# Tests of recounting a ledger to which replicas have written
 
 
 @pytest.fixture
-def settling(api: ApiDouble, replica: Replica) -> Settling:
-    """Return a settler with one outdated ledger. The namespace of the ledger is queued for settling."""
-    settling = Settling(api, replica, Ledger({"M40": ONE}))
-    settling.settler.queue.add("team-a")
-    return settling
+def recounting(api: ApiDouble, replica: Replica) -> Recounting:
+    """Return a recounter with one outdated ledger. The namespace of the ledger is queued for recounting."""
+    recounting = Recounting(api, replica, Ledger({"M40": ONE}))
+    recounting.recounter.queue.add("team-a")
+    return recounting
 
 
 def overtake(api: ApiDouble, replica: Replica, times: int) -> list[str]:
@@ -146,25 +146,25 @@ def overtake(api: ApiDouble, replica: Replica, times: int) -> list[str]:
 
 
 @pytest.mark.parametrize("times", range(MAX_ATTEMPTS + 1))
-def test_settling_after_a_conflict_is_retried_at_once_and_then_gives_others_a_turn(
-    api: ApiDouble, replica: Replica, other: Replica, settling: Settling, times: int
+def test_recounting_after_a_conflict_is_retried_at_once_and_then_gives_others_a_turn(
+    api: ApiDouble, replica: Replica, other: Replica, recounting: Recounting, times: int
 ) -> None:
     """Charges that replicas add during the conflicts stay in the ledger. The charges of deleted pods are released in
     the namespace's next turn.
     """
     uids = overtake(api, other, times)
-    settling.run()
-    assert settling.counted("seconds_count") == (1 if times < MAX_ATTEMPTS else 2)
+    recounting.run()
+    assert recounting.counted("seconds_count") == (1 if times < MAX_ATTEMPTS else 2)
     ledger = replica.store.read("team-a").ledger
     assert (ledger.committed, list(ledger.pending)) == ({}, uids)
 
 
 @pytest.mark.parametrize(("conflicts", "calls"), [(0, ["PUT"]), (1, ["GET", "PUT"])])
 def test_a_ledger_is_read_only_after_a_conflict_and_is_written_once(
-    api: ApiDouble, other: Replica, settling: Settling, conflicts: int, calls: list[str]
+    api: ApiDouble, other: Replica, recounting: Recounting, conflicts: int, calls: list[str]
 ) -> None:
     overtake(api, other, conflicts)
-    settling.run()
+    recounting.run()
     assert api.calls == calls
 
 
@@ -201,7 +201,7 @@ def test_charges_that_replicas_add_are_distinguished_from_other_writes(
     assert heard == told
 
 
-def test_the_settlers_own_write_does_not_make_it_settle_again_soon(replica: Replica, other: Replica) -> None:
+def test_the_recounters_own_write_does_not_make_it_recount_again_soon(replica: Replica, other: Replica) -> None:
     heard: list[str] = []
     ledgers = replica.store.reflector(lambda _: heard.append("changed"), lambda _, size: heard.append(told_by(size)))
     other.store.write("team-a", Ledger({"M40": ONE}, "7"), other.store.open("team-a"))
@@ -212,37 +212,37 @@ def test_the_settlers_own_write_does_not_make_it_settle_again_soon(replica: Repl
 
 
 @pytest.mark.parametrize(("cards", "seconds"), [(8, 3), (1, 1)], ids=["there is room", "a pod may wait for room"])
-def test_a_ledger_with_room_and_only_new_pods_is_settled_after_three_seconds(
+def test_a_ledger_with_room_and_only_new_pods_is_recounted_after_three_seconds(
     api: ApiDouble, replica: Replica, cards: int, seconds: float
 ) -> None:
     document = json.dumps({"team-a": {"quota": {"M40": cards}}})
-    settling = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), stored_pod(CARD), document=document)
-    settling.take_turn()
+    recounting = Recounting(api, replica, Ledger({"M40": ONE}, COUNTED), stored_pod(CARD), document=document)
+    recounting.take_turn()
     replica.charge("uid-2", charge=HALF)
-    settling.settler.ledgers.relist()
+    recounting.recounter.ledgers.relist()
     for waited, due in ((seconds - 0.5, False), (0.5, True)):
-        settling.later(waited)
-        assert settling.is_due() is due
+        recounting.later(waited)
+        assert recounting.is_due() is due
 
 
-def test_a_ledger_with_many_pending_is_settled_four_times_a_second(api: ApiDouble, replica: Replica) -> None:
-    settling = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), stored_pod(CARD))
-    settling.take_turn()
+def test_a_ledger_with_many_pending_is_recounted_four_times_a_second(api: ApiDouble, replica: Replica) -> None:
+    recounting = Recounting(api, replica, Ledger({"M40": ONE}, COUNTED), stored_pod(CARD))
+    recounting.take_turn()
     stored = replica.store.open("team-a")
     replica.store.write("team-a", msgspec.structs.replace(stored.ledger, pending=CROWD), stored)
-    settling.settler.ledgers.relist()
+    recounting.recounter.ledgers.relist()
     for waited, due in ((0.2, False), (0.05, True)):
-        settling.later(waited)
-        assert settling.is_due() is due
+        recounting.later(waited)
+        assert recounting.is_due() is due
 
 
 def test_room_that_a_pod_has_freed_is_released_within_a_second(api: ApiDouble, replica: Replica) -> None:
-    settling = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), stored_pod(CARD))
-    settling.take_turn()
+    recounting = Recounting(api, replica, Ledger({"M40": ONE}, COUNTED), stored_pod(CARD))
+    recounting.take_turn()
     api.remove(POD)
-    settling.settler.pods.reflector.relist()
-    settling.later(1)
-    assert settling.is_due()
+    recounting.recounter.pods.reflector.relist()
+    recounting.later(1)
+    assert recounting.is_due()
 
 
 # Tests of logs and metrics
@@ -251,28 +251,28 @@ def test_room_that_a_pod_has_freed_is_released_within_a_second(api: ApiDouble, r
 def test_each_write_of_a_replica_restarts_the_age_of_its_reservation(api: ApiDouble, replica: Replica) -> None:
     charges = {"M40": ONE}
     first, again = ({"replica": Reservation(charges, counter)} for counter in (1, 2))
-    settling = Settling(api, replica, Ledger(reserved=first))
+    recounting = Recounting(api, replica, Ledger(reserved=first))
     for _ in range(2):
-        settling.settle()
-        settling.later(30)
-    assert settling.settler.reservation_ages()["team-a"] >= 60
+        recounting.recount()
+        recounting.later(30)
+    assert recounting.recounter.reservation_ages()["team-a"] >= 60
     stored = replica.store.read("team-a")
     replica.store.write("team-a", msgspec.structs.replace(stored.ledger, reserved=again), stored)
-    settling.relist()
-    settling.settle()
-    assert settling.settler.reservation_ages()["team-a"] < 60
+    recounting.relist()
+    recounting.recount()
+    assert recounting.recounter.reservation_ages()["team-a"] < 60
 
 
-def test_settling_lags_while_a_namespace_is_due(api: ApiDouble, replica: Replica) -> None:
-    settling = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), stored_pod(CARD))
-    settling.settler.queue.add("team-a")
-    settling.later(40)
-    assert (settling.counted("lag_seconds") or 0) >= 40
-    settling.run()
-    assert settling.counted("lag_seconds") == 0
+def test_recounting_lags_while_a_namespace_is_due(api: ApiDouble, replica: Replica) -> None:
+    recounting = Recounting(api, replica, Ledger({"M40": ONE}, COUNTED), stored_pod(CARD))
+    recounting.recounter.queue.add("team-a")
+    recounting.later(40)
+    assert (recounting.counted("lag_seconds") or 0) >= 40
+    recounting.run()
+    assert recounting.counted("lag_seconds") == 0
 
 
-# Tests that the settler needs proof before it releases a charge, deletes a ledger, or uses a count
+# Tests that the recounter needs proof before it releases a charge, deletes a ledger, or uses a count
 
 MALFORMED = "team-a: {quota: {M40: four}}"
 
@@ -281,47 +281,47 @@ MALFORMED = "team-a: {quota: {M40: four}}"
 def test_an_overdue_charge_is_kept_only_if_a_list_has_the_pod_that_the_watch_lacks(
     api: ApiDouble, replica: Replica, stored: bool
 ) -> None:
-    settling = Settling(api, replica, PENDING)
-    settling.settle()
-    settling.later(500)
+    recounting = Recounting(api, replica, PENDING)
+    recounting.recount()
+    recounting.later(500)
     if stored:
         api.store(POD, stored_pod(CARD, "uid-1"))
-    settling.settle()
+    recounting.recount()
     assert replica.uids() == (["uid-1"] if stored else [])
 
 
 def test_a_charge_that_no_watch_has_seen_stored_for_5_s_is_reported(api: ApiDouble, replica: Replica) -> None:
-    """Without an event, the settler takes another turn at this moment."""
-    settling = Settling(api, replica, PENDING)
-    settling.take_turn()
-    settling.later(4)
-    assert not settling.is_due()
-    settling.later(1)
-    assert settling.is_due()
-    settling.settle()
-    before, after = (use.models[0] for use in settling.reports[-2:] if use)
+    """Without an event, the recounter takes another turn at this moment."""
+    recounting = Recounting(api, replica, PENDING)
+    recounting.take_turn()
+    recounting.later(4)
+    assert not recounting.is_due()
+    recounting.later(1)
+    assert recounting.is_due()
+    recounting.recount()
+    before, after = (use.models[0] for use in recounting.reports[-2:] if use)
     assert (before.pending, before.unstored, after.pending, after.unstored) == (1, 0, 1, 1)
 
 
 def test_a_ledger_without_a_limit_stays_while_a_pod_may_still_be_stored(api: ApiDouble, replica: Replica) -> None:
-    Settling(api, replica, PENDING, document=NOBODY).settle()
+    Recounting(api, replica, PENDING, document=NOBODY).recount()
     assert replica.uids() == ["uid-1"]
     assert "DELETE" not in api.calls
 
 
-def test_charges_are_settled_even_if_the_document_was_malformed_from_the_start(
+def test_charges_are_recounted_even_if_the_document_was_malformed_from_the_start(
     api: ApiDouble, replica: Replica
 ) -> None:
     """Replicas may still use an earlier valid document, and charge pods by it."""
     ledger = Ledger({"M40": Charge(400, 0, 400)}, COUNTED, {"uid-1": Pending("M40", ONE)})
-    Settling(api, replica, ledger, stored_pod(CARD, "uid-1"), document=MALFORMED).settle()
-    settled = replica.store.read("team-a").ledger
-    assert (settled.committed, settled.pending) == ({"M40": ONE}, {})
+    Recounting(api, replica, ledger, stored_pod(CARD, "uid-1"), document=MALFORMED).recount()
+    recounted = replica.store.read("team-a").ledger
+    assert (recounted.committed, recounted.pending) == ({"M40": ONE}, {})
 
 
 def test_with_a_malformed_document_no_ledger_is_created_or_deleted(api: ApiDouble, replica: Replica) -> None:
-    settling = Settling(api, replica, Ledger({"M40": ONE}, "106"), stored_pod(CARD), document=MALFORMED)
-    settling.settle()
+    recounting = Recounting(api, replica, Ledger({"M40": ONE}, "106"), stored_pod(CARD), document=MALFORMED)
+    recounting.recount()
     assert (replica.store.read("team-a").ledger.committed, api.calls) == ({"M40": ONE}, ["GET"])
 
 
@@ -339,44 +339,44 @@ BOUND = stored_pod(CARD, "uid-1", nodeName="gpu-1", terminationGracePeriodSecond
 
 def test_a_pod_deleted_by_force_stays_charged_through_a_change_of_leader(api: ApiDouble, replica: Replica) -> None:
     """The next leader has never seen this pod. It measures on its own clock how long the charge stays terminating."""
-    first = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), BOUND)
-    first.settle()
+    first = Recounting(api, replica, Ledger({"M40": ONE}, COUNTED), BOUND)
+    first.recount()
     api.remove(POD)
     first.relist()
-    first.settle()
+    first.recount()
     assert replica.store.read("team-a").ledger.terminating == {"uid-1": RAN}
     assert replica.usage()["M40"] == Usage(ONE, Charge(), ONE)
-    next_leader = Settling(api, replica)
-    next_leader.settle()
+    next_leader = Recounting(api, replica)
+    next_leader.recount()
     next_leader.later(599)
-    next_leader.settle()
+    next_leader.recount()
     assert replica.usage()["M40"].terminating == ONE
     next_leader.later(1)
     next_leader.relist()
-    next_leader.settle()
+    next_leader.recount()
     assert replica.usage() == {}
 
 
 def test_a_pod_deleted_without_a_watch_stays_charged_for_30_s(api: ApiDouble, replica: Replica) -> None:
-    settling = Settling(api, replica, Ledger({"M40": TWO}, COUNTED), stored_pod(CARD))
-    settling.settle()
+    recounting = Recounting(api, replica, Ledger({"M40": TWO}, COUNTED), stored_pod(CARD))
+    recounting.recount()
     assert replica.usage()["M40"] == Usage(TWO, Charge(), ONE)
-    settling.relist()
-    settling.settle()
-    settling.later(30)
-    settling.relist()
-    settling.settle()
+    recounting.relist()
+    recounting.recount()
+    recounting.later(30)
+    recounting.relist()
+    recounting.recount()
     assert replica.usage() == {"M40": Usage(ONE)}
 
 
 def test_ledgers_without_a_limit_have_their_own_turns(api: ApiDouble, replica: Replica) -> None:
-    """If many namespaces are deleted together, the settling of other ledgers must not be delayed."""
-    settling = Settling(api, replica, Ledger({}, COUNTED), gone=True)
-    settling.settler.reconciler.turn("team-a")
-    assert (LEDGER in api.objects, settling.settler.unlimited.queue.next()) == (True, "team-a")
+    """If many namespaces are deleted together, the recounting of other ledgers must not be delayed."""
+    recounting = Recounting(api, replica, Ledger({}, COUNTED), gone=True)
+    recounting.recounter.reconciler.turn("team-a")
+    assert (LEDGER in api.objects, recounting.recounter.unlimited.queue.next()) == (True, "team-a")
     for later, there in ((0, True), (ENDS_SECONDS - 1, True), (1, False)):
-        settling.later(later)
-        settling.settler.unlimited.turn("team-a")
+        recounting.later(later)
+        recounting.recounter.unlimited.turn("team-a")
         assert (LEDGER in api.objects) is there
 
 
@@ -387,29 +387,29 @@ def test_an_empty_ledger_is_deleted_without_a_list_even_if_it_is_newer_than_the_
     """Thousands of ledgers may be deleted at once, so each deletion must be cheap. The ConfigMap that shows that the
     namespace had a ledger is deleted too.
     """
-    settling = Settling(api, replica, Ledger({}, FAR), document=NOBODY, gone=gone)
-    settling.settle()
-    settling.later(ENDS_SECONDS)
-    settling.settle()
+    recounting = Recounting(api, replica, Ledger({}, FAR), document=NOBODY, gone=gone)
+    recounting.recount()
+    recounting.later(ENDS_SECONDS)
+    recounting.recount()
     assert (LEDGER in api.objects, api.calls) == (False, ["GET", "PATCH", "DELETE", "DELETE"])
 
 
 def test_a_limit_that_is_restored_in_time_keeps_the_ledger(api: ApiDouble, replica: Replica) -> None:
-    settling = Settling(api, replica, Ledger({}, COUNTED), document=NOBODY)
+    recounting = Recounting(api, replica, Ledger({}, COUNTED), document=NOBODY)
     for document in (FOUR_M40, NOBODY, FOUR_M40):
-        settling.settle()
-        settling.later(ENDS_SECONDS - 1)
+        recounting.recount()
+        recounting.later(ENDS_SECONDS - 1)
         store_quota(api, document)
-        settling.relist()
+        recounting.relist()
     assert LEDGER in api.objects
 
 
 def test_a_ledger_with_charges_is_counted_by_a_list_before_its_deletion(api: ApiDouble, replica: Replica) -> None:
     """A pod that no watch saw may still run. If the limit is restored later, the ledger must charge this pod."""
-    settling = Settling(api, replica, Ledger({"M40": ONE}, LISTED), document=NOBODY)
+    recounting = Recounting(api, replica, Ledger({"M40": ONE}, LISTED), document=NOBODY)
     for name in ("some", "other"):
         api.store(f"/api/v1/namespaces/team-b/pods/{name}", {"metadata": {"name": name}})
-    settling.settle()
+    recounting.recount()
     assert replica.usage()["M40"].terminating == ONE
 
 
@@ -417,13 +417,15 @@ def test_the_ledger_of_a_deleted_namespace_is_deleted_when_nothing_is_pending_or
     api: ApiDouble, replica: Replica
 ) -> None:
     """A namespace that the watch lacks may still exist, because the watch may lag."""
-    settling = Settling(api, replica, Ledger({}, COUNTED, {"uid-1": Pending("M40", ONE)}, {"uid-2": RAN}), gone=True)
-    settling.settle()
-    settling.later(500)
-    settling.settle()
-    settling.relist()
+    recounting = Recounting(
+        api, replica, Ledger({}, COUNTED, {"uid-1": Pending("M40", ONE)}, {"uid-2": RAN}), gone=True
+    )
+    recounting.recount()
+    recounting.later(500)
+    recounting.recount()
+    recounting.relist()
     assert list(replica.store.read("team-a").ledger.terminating) == ["uid-2"]
-    settling.later(100)
-    settling.settle()
+    recounting.later(100)
+    recounting.recount()
     assert LEDGER not in api.objects
-    assert settling.reports == [None] * 3
+    assert recounting.reports == [None] * 3

@@ -9,18 +9,18 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, UNSEEN_SECONDS, Ledger
+from vcuda.ledger.ledger import MARGIN_SECONDS, RESERVATION_SECONDS, UNSEEN_SECONDS, Ledger
 from vcuda.quota.terms import MAX_TERMINATING_SECONDS, STORABLE_SECONDS
 
 SEEN_SECONDS = 5.0
 """Seconds after which the watches normally have delivered an admitted pod."""
 
 
-class SettleTiming(msgspec.Struct, frozen=True):
-    """The durations, in seconds, that control how ledgers are settled (recounted from the stored objects).
+class RecountTiming(msgspec.Struct, frozen=True):
+    """The durations, in seconds, that control how ledgers are recounted from the stored objects.
 
     ``pending_ttl``: how long after its admission a pod can still be stored by the API server.
-    ``full_resync``: the period of the resync, which settles all namespaces in case an event was missed.
+    ``full_resync``: the period of the resync, which recounts all namespaces in case an event was missed.
     ``max_terminating``: the longest time for which a pod stays charged if it is deleted while its containers may run.
     """
 
@@ -31,7 +31,7 @@ class SettleTiming(msgspec.Struct, frozen=True):
     @property
     def uncertain(self) -> float:
         """The seconds after which each pod that a replica has admitted is stored, or can no longer be stored."""
-        return self.pending_ttl + LEASE_SECONDS + MARGIN_SECONDS
+        return self.pending_ttl + RESERVATION_SECONDS + MARGIN_SECONDS
 
 
 class Watch(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ class ChargeAges:
     present time in seconds.
     """
 
-    def __init__(self, timing: SettleTiming) -> None:
+    def __init__(self, timing: RecountTiming) -> None:
         self._timing = timing
         self._watch: Watch | None = None
         # Pending and terminating charges are kept apart, because both kinds may have the same key, the uid of a pod.

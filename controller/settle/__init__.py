@@ -1,6 +1,0 @@
-"""Settles the ledgers (recounts them from the stored pods and claims), and publishes usage.
-
-The ledger of a namespace stores the charges of the namespace. `settler` recounts ledgers, `charge_ages` finds expired
-charges, `publisher` writes the usage of a namespace, and `labels` labels the namespaces without a limit. `grants`
-settles namespaces when a dated addition to a limit begins or ends.
-"""
