@@ -18,7 +18,7 @@ IMAGE_OR_OURS = $(or $(IMAGE),vcuda-quota:0.1.0)
 ASSETS = assets=$$(tests/e2e/build-control-plane $(K8S)) && KUBEBUILDER_ASSETS=$$assets
 KUSTOMIZE = kustomize=$$(tests/e2e/build-tools kustomize) && PATH=$$kustomize:$$PATH
 
-.PHONY: help demo playground test fuzz e2e chaos real operators reread bench scale screenshots reference chart install-yaml lock image image-tar release docs lint format clean
+.PHONY: help demo playground check test fuzz e2e chaos real operators reread bench scale screenshots reference chart install-yaml lock image image-tar release docs lint format clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-11s %s\n", $$1, $$2}'
@@ -46,7 +46,10 @@ demo: $(VENV)/programs-installed  ## Run the webhook on this machine and send th
 playground: $(VENV)/installed  ## Run a control plane with simulated GPU nodes, this system, and teams that use it, until Ctrl-C or for SECONDS=60
 	@$(BIN)/python -m examples.playground $(if $(SECONDS),--seconds $(SECONDS))
 
-test: $(VENV)/installed  ## Run the unit and integration tests (a few minutes)
+check: lint  ## Run lint and the fast tests, in under four minutes; for each commit
+	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile
+
+test: $(VENV)/installed  ## Run all unit and integration tests, in under ten minutes; before each push
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 fuzz: $(VENV)/installed  ## Send the webhook malformed input, and reservations any fault, for ten minutes each; `test` does a small part

@@ -13,6 +13,8 @@ import pytest
 
 from bench.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 SIZES = {
     "stale": "stale.PODS, stale.NODES, stale.ROUNDS = 200, 10, 1",
     "events": "events.EVENTS, events.ROUNDS = 10, 1",

@@ -10,6 +10,8 @@ import pytest
 
 from examples import demo
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(demo.__file__).parents[1]
 
 

@@ -15,6 +15,8 @@ from tests.api_double import ApiDouble, Effect
 from tests.waiting import PATIENT
 from vcuda.errors import Unavailable, VcudaError
 
+pytestmark = pytest.mark.slow
+
 
 class World:
     """A virtual clock for several threads. Only one thread runs at a time, in the order of their wake-up times."""

@@ -22,6 +22,8 @@ from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from vcuda.requests.resources import CardModels, GpuResources, ProductRow
 from webhook.review.context import PolicySnapshot
 
+pytestmark = pytest.mark.slow
+
 SHARE = 0.1
 VARIANTS = 20
 SEED = int(os.environ.get("FUZZ_SEED") or random.SystemRandom().randrange(2**32))

@@ -17,6 +17,8 @@ from tests.integration.fuzzing import GOOD, SECONDS, Target, answers_in, for_a_w
 from tests.integration.reviews import card_pod, review_of
 from webhook.server.server import MAX_CONNECTIONS
 
+pytestmark = pytest.mark.slow
+
 FEW = 4
 CROWD = 8 * FEW
 IDLE = 10_000
@@ -241,7 +243,6 @@ def slow_large(target: Target) -> socket.socket:
     return connection
 
 
-@pytest.mark.slow
 def test_a_thousand_senders_that_stop_short_of_a_large_body_take_less_than_132_mib(tmp_path: Path) -> None:
     """The server first reads only a part of each large body, and limits the bytes of all incomplete bodies together."""
     with under_fire(tmp_path) as target, ExitStack() as crowd:
@@ -260,7 +261,6 @@ def large_review() -> bytes:
     return json.dumps(review_of(pod)).encode()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_concurrent_large_reviews_with_silent_and_slow_clients_take_less_than_132_mib(tmp_path: Path) -> None:
     review = large_review()

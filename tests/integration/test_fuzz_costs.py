@@ -17,6 +17,8 @@ from vcuda.claims.digest import MAX_CLAIM_ENTRIES
 from vcuda.claims.pin import ClaimPin, write_pin
 from webhook.admission import LARGE_REVIEW, MAX_REVIEW_STEPS
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = 40
 SHARE = 0.3
 CALLS_OF_A_MODEL = 50

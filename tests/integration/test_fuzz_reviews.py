@@ -14,6 +14,8 @@ from tests.integration.fuzzing import Target, assert_harmless, for_a_while
 from tests.integration.reviews import POD, Json, pinned, review_of, with_uid
 from tests.processes import JSON_TYPE, exchange
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = 60
 SHARE = 0.3
 

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.integration.fuzzing import GOOD, Target, answers_in, assert_harmless, for_a_while, read_all
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = 80
 SHARE = 0.3
 AWHILE = 0.25

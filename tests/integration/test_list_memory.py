@@ -18,6 +18,8 @@ from tests.integration.list_reader import READERS
 from tests.integration.scripted import Script, serving, stream, write_kubeconfig
 from vcuda.quota.model import OVER_QUOTA
 
+pytestmark = pytest.mark.slow
+
 OBJECTS = 80
 LARGE = "x" * 1_200_000
 REJECTED = f"{OVER_QUOTA}: M40 in namespace team-a"

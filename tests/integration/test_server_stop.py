@@ -24,6 +24,8 @@ from tests.integration.reviews import card_pod, pinned, review_of
 from tests.integration.scripted import Answer, Script, page, serving as serving_api, status, write_kubeconfig
 from tests.processes import PATIENCE, Reply, WebhookProcess, eventually, exchange, serving
 
+pytestmark = pytest.mark.slow
+
 LONG = ("--drain-seconds", "600")
 """A drain that is longer than any test. The webhook still answers, until a second SIGTERM to the worker."""
 

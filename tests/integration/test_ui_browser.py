@@ -12,6 +12,8 @@ from examples.usage import Sample, ago, model_use, namespace_use
 from tests.browser import BORDER, CONTRASTS, DISCERNIBLE, NARROW, READABLE, WIDE, Tab, tab
 from tests.integration.pages import Served, cell
 
+pytestmark = pytest.mark.slow
+
 in_schemes = pytest.mark.parametrize("scheme", ["light", "dark"])
 in_sizes = pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
 Size = tuple[int, int]

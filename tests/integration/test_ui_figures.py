@@ -14,6 +14,8 @@ from tests.browser import Tab
 from tests.integration.pages import Served, cell
 from vcuda.ledger.report import GrantUse, ModelUse
 
+pytestmark = pytest.mark.slow
+
 STEPS = {
     "unused": (0, 8, 0),
     "a hundredth of a card is visible": (0.01, 8, 1),

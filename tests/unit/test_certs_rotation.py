@@ -19,6 +19,8 @@ from tests.rotation_world import NAMES, NEW, START, Killed, World, healthy, with
 from vcuda.errors import Conflict
 from vcuda.x509 import make_authority, make_leaf
 
+pytestmark = pytest.mark.slow
+
 SECOND, HOUR, DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
 LATEST = 60 * HOUR
 """The longest time until a pod is ready, or until it serves a new certificate."""

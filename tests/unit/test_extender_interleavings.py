@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -20,6 +21,8 @@ from hypothesis.stateful import (
 
 from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivered, lost_reply, lost_request
 from tests.extended import CARD_BLOCKS, UNBOUND_SECONDS, Leader, as_stored, on_card, pod_path, store_pod
+
+pytestmark = pytest.mark.slow
 
 CARDS = {"n1": 2, "n2": 1}
 DELIVERIES: dict[str, Delivery] = {"delivered": delivered, "lost request": lost_request, "lost reply": lost_reply}

@@ -9,6 +9,8 @@ from tests.model.cases import MUTANTS, SMALL, Mutant
 from tests.model.explore import explore
 from tests.model.world import Bounds
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("bounds", SMALL.values(), ids=SMALL.keys())
 def test_no_interleaving_exceeds_the_limit_or_leaves_a_charge_behind(bounds: Bounds) -> None:

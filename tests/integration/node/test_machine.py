@@ -17,6 +17,8 @@ from tests.integration.node.disk import GRACE, HOUR, Agent, Disk, Snapshot, snap
 from tests.integration.node.steps import Killed, Steps
 from vcuda.errors import Unavailable
 
+pytestmark = pytest.mark.slow
+
 which_pod = st.integers(0, 2)
 
 
