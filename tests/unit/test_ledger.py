@@ -12,6 +12,7 @@ from vcuda.ledger.ledger import (
     Ledger,
     Pending,
     Rejected,
+    Reservation,
     Terminating,
     TooManyPending,
     admit,
@@ -72,6 +73,8 @@ def test_committed_and_pending_count_alike() -> None:
     a_model_that_is_not_listed=(Ledger(), Pending("V100", Charge(1, 1)), Limit(0)),
     memory=(held(3, SHARE), Pending("A100", Charge(1, 101)), Limit(200, 1000)),
     the_limit_was_lowered_below_what_is_used=(Ledger({"M40": Charge(10_000)}), CARD, Limit(800)),
+    reserved_by_a_replica=(Ledger(reserved={"replica": Reservation({"M40": Charge(800)}, 1)}), CARD, Limit(800)),
+    terminating=(Ledger(terminating={"a": Terminating("M40", Charge(800), 30)}), CARD, Limit(800)),
     too_many_pending_charges_too=(held(MAX_PENDING), CARD, Limit(800)),
 )
 def test_a_rejection_has_every_figure(ledger: Ledger, asked: Pending, limit: Limit) -> None:
@@ -192,6 +195,62 @@ def test_a_deleted_pod_that_may_still_run_stays_charged(
 ) -> None:
     assert recount(ledger, view, Expired(ended=ended)) == recounted
     assert recount(recounted, view, Expired(ended=ended)).terminating == recounted.terminating
+
+
+def test_an_absent_pod_that_may_have_been_deleted_unseen_stays_charged() -> None:
+    recounted = recount(Ledger({}, "5", BOTH), ObservedPods("7", {}, ()), Expired({"a", "b"}, unsure={"a": 40, "b": 0}))
+    assert recounted == Ledger({}, "7", terminating={"a": Terminating("M40", CARD.charge, 40)})
+
+
+RESERVED = {"ended": Reservation(ONE, 1), "running": Reservation(ONE, 1)}
+
+
+@cases(
+    "version, recounted",
+    with_its_count=("7", Ledger(ONE, "7", reserved={"running": RESERVED["running"]})),
+    not_by_an_older_count=("4", Ledger({}, "5", reserved=RESERVED)),
+)
+def test_a_reservation_is_reaped_in_the_write_that_counts_its_pods(version: str, recounted: Ledger) -> None:
+    ledger, view = Ledger({}, "5", reserved=RESERVED), ObservedPods(version, ONE, {"a"}, since=version)
+    assert recount(ledger, view, Expired(reaped={"ended"})) == recounted
+
+
+@cases(
+    "ledger, seconds",
+    of_a_counted_pod=(Ledger(ONE, "5", graces={"M40": 600}), 600),
+    of_a_pending_pod=(Ledger({}, "5", {"a": Pending("M40", CARD.charge, 600)}), 600),
+    of_another_model=(Ledger(ONE, "5", graces={"P100": 600}), 30),
+)
+def test_an_unseen_decrease_stays_charged_for_the_longest_grace_period(ledger: Ledger, seconds: int) -> None:
+    recounted = recount(ledger, ObservedPods("7", {}, {"a"}, since="6"))
+    assert recounted.terminating == {"M40@5": Terminating("M40", CARD.charge, seconds)}
+
+
+def test_an_unseen_decrease_of_claims_stays_charged_for_the_longest_grace_period_of_their_pods() -> None:
+    ledger = Ledger({}, "5", claimed=ONE, claim_resource_version="5", claim_grace=600)
+    claims = ObservedClaims("7", {}, (), since="6")
+    recounted = recount(ledger, ObservedPods("7", {}, (), claims=claims))
+    assert recounted.terminating == {"M40@claims@5": Terminating("M40", CARD.charge, 600)}
+
+
+@pytest.mark.parametrize(("users", "seconds"), [((), 0), ({"seen"}, 0), ({"unseen"}, 600)])
+def test_the_grace_period_of_a_claim_stays_until_the_watch_has_shown_its_pods(users: set[str], seconds: int) -> None:
+    claims = ObservedClaims("7", ONE, (), users=users)
+    recounted = recount(Ledger({}, "5", claim_grace=600), ObservedPods("7", {}, {"seen"}, claims=claims))
+    assert recounted.claim_grace == seconds
+
+
+@cases(
+    "listed, watched, since",
+    the_watch_has_shown_every_deletion=({"a"}, ObservedPods("8", {}, {"a", "b"}, since="3", gone={"b"}), "3"),
+    the_watch_lacks_a_deletion=({"a"}, ObservedPods("8", {}, {"a", "b"}, since="3"), "9"),
+    the_watch_is_older_than_the_count=({"a"}, ObservedPods("4", {}, {"a"}, since="3"), "9"),
+)
+def test_a_list_replaces_no_deletion_that_the_watch_has_not_shown(
+    listed: set[str], watched: ObservedPods, since: str
+) -> None:
+    """``since`` is the version from which all deletions are known. The ledger was counted at version 5."""
+    assert ObservedPods("9", {}, listed, since="9").after(watched, Ledger({}, "5")).since == since
 
 
 def test_at_most_512_vanished_pods_are_kept_by_uid_and_the_others_stay_committed() -> None:

@@ -214,6 +214,26 @@ def test_cached_usage_may_be_a_moment_old_and_usage_is_current(
     assert asyncio.run(replica.ledgers.cached_usage("team-a"))["M40"].used.cores == 300
 
 
+@pytest.mark.parametrize("fields", [{"grace": 600}, {"dry_run": True}], ids=["may run for long", "a dry run"])
+def test_a_pod_with_a_long_grace_period_is_never_admitted_from_a_reservation(
+    api: ApiDouble, replica: Replica, clock: Clock, fields: Mapping[str, object]
+) -> None:
+    """Only the ledger keeps the charge of such a pod after a deletion that no watch reports."""
+    api.date = lambda: datetime.fromtimestamp(clock.now, UTC)
+    given = {"quota": NamespaceQuota({"M40": Limit(10_000)}), "deadline": clock.now + PATIENT, "created": clock.now}
+
+    async def granted() -> list[float | None]:
+        for uid in map(str, range(8)):
+            await replica.ledgers.charge(asked(uid, **given))
+        before = replica.counted("granted_total")
+        await replica.ledgers.charge(asked("last", **given, **fields))
+        return [before, replica.counted("granted_total")]
+
+    before, after = asyncio.run(granted())
+    assert before
+    assert after == before
+
+
 def test_a_charge_admitted_from_a_reservation_is_used_at_once(api: ApiDouble, replica: Replica, clock: Clock) -> None:
     api.date = lambda: datetime.fromtimestamp(clock.now, UTC)
     limit = NamespaceQuota({"M40": Limit(10_000)})

@@ -135,6 +135,20 @@ def test_a_dry_run_gets_the_same_answer_and_writes_nothing(namespace: Namespace)
     }
 
 
+@pytest.mark.parametrize("reserved", [True, False])
+def test_a_charge_that_only_reservations_keep_out_sets_a_new_waiting_mark_each_second(
+    namespace: Namespace, *, reserved: bool
+) -> None:
+    namespace.ledger(committed={"M40": CARD + TWO if reserved else FULL}, reserved=DEAD if reserved else {})
+    marks = []
+    for seconds in (0.5, 0.5, 0):
+        namespace.charge()
+        marks.append(namespace.replica.store.read("team-a").ledger.waiting)
+        namespace.clock.pass_by(seconds)
+    first, soon, later = marks
+    assert (first != "", soon == first, later != first) == (reserved, True, reserved)
+
+
 def test_after_two_seconds_a_reservation_is_no_longer_announced_as_ending_soon(namespace: Namespace) -> None:
     """A live replica releases its reservation within two seconds, but a dead replica does not."""
     namespace.ledger(committed={"M40": CARD + TWO}, reserved=DEAD)

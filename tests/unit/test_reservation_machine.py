@@ -5,12 +5,15 @@ In any order of steps, and with any faults of replicas, leaders and API calls, n
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.reservation_machine import ReservationMachine
 
-EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "80"))
+pytestmark = pytest.mark.slow
+
+EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "15"))
 """The number of random examples that the state machine of this file tries. `make fuzz` sets a larger number."""
 
 

@@ -1,4 +1,7 @@
-"""Tests of reservations (quota that a replica holds in advance): their size, and when their charges are written."""
+"""Tests of reservations (quota that a replica holds in advance): what they admit, their size, and their writes.
+
+Each rule of reservations in docs/ledger.md has a test here that fails without it.
+"""
 
 import math
 from collections.abc import Sequence
@@ -6,10 +9,11 @@ from collections.abc import Sequence
 import pytest
 
 from tests.tables import cases
-from vcuda.ledger.ledger import Ledger, Pending, Reservation
+from vcuda.ledger.ledger import RESERVATION_SECONDS, Ledger, Pending, Reservation
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from webhook.ledger.reservations import (
     CREATED_SECONDS,
+    GIVE_WAY_SECONDS,
     MAX_GRANTED,
     MAX_WRITE_SECONDS,
     MIN_GRANTS,
@@ -41,6 +45,113 @@ def demand(seconds: float = 2.0, **grants: Sequence[Charge]) -> Demand:
     return demand
 
 
+# Tests of what a reservation admits
+
+
+def reserving(number: int) -> tuple[ReplicaReservation, Ledger]:
+    """Return a lease with a confirmed reservation of ``number`` cards, and the ledger that has this reservation."""
+    lease = ReplicaReservation(lambda: 0.0)
+    ledger = lease.send(Ledger(), {"M40": cards(number)})
+    lease.confirmed(answered=0.0)
+    return lease, ledger
+
+
+def admitted(lease: ReplicaReservation, *uids: str) -> list[str]:
+    """Return those of ``uids`` that the reservation admits, in order. Each is charged one card."""
+    return [uid for uid in uids if lease.grant(uid, Pending("M40", CARD), created=0.0)]
+
+
+@pytest.mark.parametrize(("seconds", "uids"), [(RESERVATION_SECONDS, ["a"]), (RESERVATION_SECONDS + 0.1, [])])
+def test_a_reservation_admits_until_ten_seconds_after_its_write_was_sent(seconds: float, uids: list[str]) -> None:
+    """The answer to the write, two seconds later, does not extend the time."""
+    now = 0.0
+    lease = ReplicaReservation(lambda: now)
+    lease.send(Ledger(), {"M40": cards(10)})
+    now = 2.0
+    lease.confirmed(answered=0.0)
+    now = seconds
+    assert admitted(lease, "a") == uids
+
+
+def test_a_reservation_admits_no_more_than_it_holds_and_each_uid_once() -> None:
+    lease, _ = reserving(2)
+    assert admitted(lease, "a", "a", "b", "c", "a") == ["a", "a", "b", "a"]
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4)])
+def test_during_a_write_the_smaller_of_the_old_and_the_new_reservation_admits(before: int, after: int) -> None:
+    """The API server may store the write or lose it."""
+    lease, ledger = reserving(before)
+    lease.send(lease.flushed(ledger), {"M40": cards(after)})
+    assert admitted(lease, "a", "b", "c") == ["a", "b"]
+
+
+def test_a_write_makes_admitted_charges_pending_and_keeps_other_reservations() -> None:
+    lease, ledger = reserving(4)
+    admitted(lease, "a")
+    other = Reservation({"M40": cards(3)}, 1)
+    stored = Ledger(pending={"b": Pending("M40", SHARE)}, reserved={**ledger.reserved, "other": other})
+    pending = {"a": Pending("M40", CARD), "b": Pending("M40", SHARE)}
+    assert lease.flushed(stored) == Ledger(pending=pending, reserved={"other": other})
+
+
+def test_charges_admitted_during_a_write_use_up_the_next_reservation_and_are_in_the_next_write() -> None:
+    lease, ledger = reserving(4)
+    admitted(lease, "a")
+    lease.send(lease.flushed(ledger), {"M40": cards(2)})
+    admitted(lease, "b")
+    lease.confirmed(answered=0.0)
+    assert list(lease.granted) == ["b"]
+    assert admitted(lease, "c", "d") == ["c"]
+
+
+@cases("stored, unwritten, uids", stored=(True, [], []), not_stored=(False, ["a"], ["b"]))
+def test_the_counter_shows_whether_a_write_without_an_answer_was_stored(
+    stored: bool, unwritten: list[str], uids: list[str]
+) -> None:
+    """If it was stored, nobody knows when. So the replica admits nothing before its next confirmed write."""
+    lease, old = reserving(4)
+    admitted(lease, "a")
+    new = lease.send(lease.flushed(old), {"M40": cards(4)})
+    lease.observe(new if stored else old)
+    assert list(lease.granted) == unwritten
+    assert admitted(lease, "b") == uids
+
+
+def test_a_replica_whose_reservation_was_removed_admits_nothing_and_forgets_its_charges() -> None:
+    """The process that removed the reservation has counted these charges."""
+    lease, _ = reserving(4)
+    admitted(lease, "a")
+    lease.observe(Ledger())
+    assert (lease.active, admitted(lease, "a", "b")) == (False, [])
+
+
+def test_a_reservation_admits_only_by_the_quota_that_sized_it() -> None:
+    lease = ReplicaReservation(lambda: 0.0)
+    lease.send(Ledger(), {"M40": cards(4)}, "old")
+    lease.confirmed(answered=0.0)
+    assert (lease.is_by("old"), lease.is_by("new")) == (True, False)
+    lease.send(Ledger(), {"M40": cards(4)}, "new")
+    assert (lease.is_by("old"), lease.is_by("new")) == (False, False), "the write has no answer yet"
+
+
+def test_each_start_of_a_replica_has_a_reservation_of_its_own() -> None:
+    assert len({ReplicaReservation().holder for _ in range(3)}) == 3
+
+
+def test_a_new_waiting_mark_makes_a_replica_give_way_for_two_seconds() -> None:
+    now = 0.0
+    lease = ReplicaReservation(lambda: now)
+    for waiting, gives_way in (("first", False), ("first", False), ("second", True)):
+        lease.observe(Ledger(waiting=waiting))
+        assert lease.gives_way is gives_way
+    now = GIVE_WAY_SECONDS
+    assert not lease.gives_way
+
+
+# Tests of the size of a reservation
+
+
 @cases(
     "limit, used, other_replicas, grants, reserved",
     five_seconds_of_the_demand=(1000, 0, 0, 12, 30),
@@ -59,6 +170,12 @@ def test_a_reservation_is_the_demand_of_five_seconds_within_a_part_of_the_room(
     quota = NamespaceQuota({"M40": Limit(100 * limit)})
     wanted = {"M40": cards(reserved)} if reserved else {}
     assert plan(ledger, quota, demand(M40=[CARD] * grants)).charges == wanted
+
+
+def test_quota_that_other_replicas_reserve_is_not_free() -> None:
+    others = {"other": Reservation({"M40": cards(85)}, 1)}
+    quota = NamespaceQuota({"M40": Limit(10_000)})
+    assert plan(Ledger(reserved=others), quota, demand(M40=[CARD] * 12)).charges == {}
 
 
 @pytest.mark.parametrize(("seconds", "reserved"), [(2.0, 30), (1.5, 40), (0.1, 600), (0.0, 600)])

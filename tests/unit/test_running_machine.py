@@ -6,6 +6,7 @@ The ledger must charge every GPU that the kubelet may still use.
 import math
 import os
 
+import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -17,6 +18,8 @@ from hypothesis.stateful import (
 )
 
 from tests.running_world import CLAIMS, PODS, RunningWorld, TrueClaim, TruePod
+
+pytestmark = pytest.mark.slow
 
 GRACES = st.sampled_from([600, 60, 30, 0])
 COLLECTIONS = st.sampled_from([PODS, CLAIMS])
@@ -157,7 +160,7 @@ class RunningMachine(RuleBasedStateMachine):
         assert self.world.used() == self.world.held()
 
 
-EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "50"))
 """The number of random examples that the state machine of this file tries. `make fuzz` sets a larger number."""
 
 
