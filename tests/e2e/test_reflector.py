@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import structlog
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.compaction import expire, token_of
@@ -242,37 +241,3 @@ def test_an_object_selected_by_name_is_watched_before_it_exists(kube: Kube, path
         kube.delete(f"{path}/gpuquota")
         assert seen.get(timeout=TIMEOUT) == (new, None)
         assert int(reflector.resource_version) > version
-
-
-def test_without_the_right_to_list_the_reflector_stays_unsynced_and_logs_why(
-    cluster: Cluster, namespace: str, path: str
-) -> None:
-    tenant = Kube.connect(cluster.kubeconfig_for_token(cluster.control_plane.tokens["tenant"]))
-    gate = Gate()
-    reflector = Reflector(tenant, path, item, wait=gate)
-    with structlog.testing.capture_logs() as logs, closing(tenant):
-        reflector.start()
-        try:
-            assert gate.reached.wait(TIMEOUT)
-            assert not reflector.synced.is_set()
-            [failure] = [log for log in logs if log["event"] == "watch failed"]
-            assert 'User "tenant" cannot list resource "configmaps"' in failure["error"]
-            grant(cluster, namespace)
-            gate.open.set()
-            assert reflector.synced.wait(TIMEOUT)
-        finally:
-            reflector.stop()
-            gate.open.set()
-            reflector.join(TIMEOUT)
-    assert not reflector.alive
-
-
-def grant(cluster: Cluster, namespace: str) -> None:
-    group = "rbac.authorization.k8s.io"
-    metadata = {"name": "reader", "namespace": namespace}
-    rule = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]}
-    subjects = [{"kind": "User", "name": "tenant", "apiGroup": group}]
-    reference = {"kind": "Role", "name": "reader", "apiGroup": group}
-    about = {"apiVersion": f"{group}/v1", "metadata": metadata}
-    cluster.create({**about, "kind": "Role", "rules": [rule]})
-    cluster.create({**about, "kind": "RoleBinding", "subjects": subjects, "roleRef": reference})

@@ -97,22 +97,15 @@ def recreated(stage: Stage) -> None:
 
 
 ANOTHER = make_authority(datetime.now(UTC))
-THEIRS = pair("tls", make_leaf(ANOTHER, service_names(SERVICE, SYSTEM_NAMESPACE), datetime.now(UTC)))
 DAMAGES: dict[str, Damage] = {
-    "expired leaf": lambda stage: age(stage, authority_life=timedelta(days=730)),
     "expired CA": lambda stage: age(stage, authority_life=timedelta(hours=1)),
-    "CA Secret deleted": lambda stage: stage.cluster.delete(CA_SECRET),
-    "serving Secret deleted": lambda stage: stage.cluster.delete(SERVING_SECRET),
     "both Secrets deleted": both_secrets_deleted,
-    "CA Secret with garbage": lambda stage: patch_secret(stage, CA_SECRET, ca_crt=GARBAGE, ca_key=GARBAGE),
     "serving Secret with garbage": lambda stage: patch_secret(stage, SERVING_SECRET, tls_crt=GARBAGE, tls_key=GARBAGE),
     "CA with another's key": lambda stage: patch_secret(stage, CA_SECRET, ca_key=pair("ca", ANOTHER)["ca_key"]),
-    "leaf with another's key": lambda stage: patch_secret(stage, SERVING_SECRET, tls_key=THEIRS["tls_key"]),
-    "leaf of an unknown CA": lambda stage: patch_secret(stage, SERVING_SECRET, **THEIRS),
-    "caBundles emptied": lambda stage: set_bundles(stage, ""),
     "caBundles with garbage": lambda stage: set_bundles(stage, GARBAGE),
     "configurations recreated": recreated,
 }
+"""One damage of each kind. tests/unit/test_certs_rotation.py has the others, in any combination."""
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())

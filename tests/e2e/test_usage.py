@@ -231,54 +231,6 @@ def test_why_shows_what_a_rejected_deployment_waits_for(cluster: Cluster, team: 
     eventually(lambda: gpuquota("why", "deployment/greedy", "-n", team).returncode == 0)
 
 
-@pytest.mark.usefixtures("controller_manager", "scheduler")
-def test_why_looks_at_the_pending_pod_of_a_deployment_first(cluster: Cluster, team: str, gpuquota: Plugin) -> None:
-    cluster.create(workload("Deployment", team, "waits", pod=on_m40(card_pod("", team))))
-    [pod] = cluster.await_pods(team, lambda pods: bool(pods) and bool(pods[0]["status"].get("conditions")))
-    told = gpuquota("why", "deploy/waits", "-n", team, "-o", "json")
-    assert told.returncode == 0, told.stderr
-    first, second = json.loads(told.stdout)["now"]
-    assert (first["object"], second["object"]) == (f"Pod/{pod['metadata']['name']}", "Deployment/waits")
-    assert "the pod is pinned to M40; the scheduler has not placed the pod: " in first["reason"]
-
-
-@pytest.mark.usefixtures("controller_manager")
-def test_why_shows_the_claims_that_a_pod_has_and_waits_for(cluster: Cluster, team: str, gpuquota: Plugin) -> None:
-    dra.require_dra(cluster)
-    for name, count in (("has", 1), ("waits", 4)):
-        cluster.create(dra.template(team, name, dra.request(count=count)))
-        cluster.create(dra.claiming(team, name, resourceClaimTemplateName=name))
-        if name == "has":
-            cluster.wait_pod(team, name, lambda pod: "resourceClaimStatuses" in pod["status"])
-    has, waits = (gpuquota("why", f"pod/{name}", "-n", team, "-o", "json") for name in ("has", "waits"))
-    [claim] = dra.claims(cluster, team)
-    [(name, reason)] = [(each["object"], each["reason"]) for each in json.loads(has.stdout)["now"][1:]]
-    assert (has.returncode, name) == (0, f"ResourceClaim/{claim['metadata']['name']}")
-    assert (reason.startswith("the claim exists; the claim is pinned to m40"), "no device yet" in reason) == (
-        True,
-        True,
-    )
-    [rejected] = json.loads(waits.stdout)["now"][1:]
-    assert (waits.returncode, rejected["object"], rejected["decision"]) == (1, "ResourceClaim/waits-gpu-*", "rejected")
-
-
-def test_explain_of_a_pod_that_exists_is_about_a_second_pod(
-    cluster: Cluster, team: str, gpuquota: Plugin, tmp_path: Path
-) -> None:
-    file, train = tmp_path / "pod.yaml", on_m40(card_pod("train", team, cards=2))
-    file.write_text(yaml.safe_dump(train))
-    cluster.create(train)
-    [fits] = json.loads(gpuquota("explain", "-f", str(file), "-o", "json").stdout)
-    cluster.create(on_m40(card_pod("another", team, cards=2)))
-    [over] = json.loads(gpuquota("explain", "-f", str(file), "-o", "json").stdout)
-    exists = "Pod/train exists already, so the decision is about a second object like it"
-    assert [(each["decision"], exists in each["warnings"]) for each in (fits, over)] == [
-        ("admitted", True),
-        ("rejected", True),
-    ]
-    assert "exceeded quota" in over["reason"]
-
-
 def test_explain_shows_the_decision_and_reason_for_each_pod_and_creates_nothing(
     cluster: Cluster, team: str, gpuquota: Plugin, tmp_path: Path
 ) -> None:

@@ -109,25 +109,12 @@ def test_a_body_of_3_mib_is_read(server: WebhookProcess) -> None:
 @pytest.mark.parametrize(
     ("body", "code", "sentence"),
     [
-        pytest.param(with_quantity("1e999"), 400, "out of range", id="a number beyond floats"),
         pytest.param(with_quantity("9" * 5000), 400, "out of range", id="a number of 5000 digits"),
-        pytest.param(with_quantity("1" + "0" * 30), 422, "is not a quantity", id="a number beyond 64 bits"),
-        pytest.param(with_quantity("1e25"), 422, "is larger than any cluster", id="more than any cluster"),
         pytest.param(with_quantity('"' + "9" * 100_000 + '"'), 422, "9...' is not a quantity", id="100,000 digits"),
-        pytest.param(with_quantity('"NaN"'), 422, "'NaN' is not a quantity", id="NaN as text"),
-        pytest.param(with_quantity("-0.5"), 422, "-0.5 is negative", id="negative"),
         pytest.param(with_quantity("null"), 400, "the pod cannot be read", id="null for a quantity"),
-        pytest.param(with_quantity("true"), 400, "got `bool`", id="a truth value for a quantity"),
-        pytest.param(with_quantity('{"a": []}'), 400, "got `object`", id="an object for a quantity"),
-        pytest.param(encoded(None), 400, "the pod cannot be read", id="no object"),
-        pytest.param(encoded([]), 400, "Expected `object`, got `array`", id="an array for a pod"),
         pytest.param(encoded({"metadata": 3}), 400, "$.metadata", id="a number for metadata"),
-        pytest.param(encoded({"metadata": {"annotations": {"a": 3}}}), 400, "$.metadata", id="a number for a text"),
-        pytest.param(encoded({"spec": {"containers": {}}}), 400, "$.spec.containers", id="an object for a list"),
-        pytest.param(encoded({"spec": {"nodeName": ["a"]}}, name=""), 400, "$.spec.nodeName", id="a list for a text"),
         pytest.param(encoded({"metadata": {"name": "Q"}}, name="p").replace("Q", "\xff"), 400, "utf-8", id="not UTF-8"),
         pytest.param(encoded({}, kind=DEPLOYMENT), 400, "not apps/v1/Deployment", id="a Deployment"),
-        pytest.param(encoded(None, kind={}, name=""), 400, "not an unnamed kind", id="no kind at all"),
     ],
 )
 def test_a_pod_that_cannot_be_decoded_is_rejected(
