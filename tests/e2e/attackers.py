@@ -72,7 +72,8 @@ ATTACKS: Mapping[str, frozenset[str]] = {
     "rejected by ResourceQuota after the charge": REJECTED | {"rejected by ResourceQuota"},
     "forged review of an existing namespace": frozenset({ALLOWED, *NOT_ALLOWED}),
     "forged review of an invented namespace": NOT_ALLOWED | {"400"},
-    "review of 2.8 MiB": frozenset({ALLOWED, *NOT_ALLOWED}),
+    # A replica that was suspended while the body arrived answers 408.
+    "review of 2.8 MiB": frozenset({ALLOWED, *NOT_ALLOWED, "408"}),
     "half a body, then silence": frozenset({HUNG_UP}),
 }
 """The permitted outcomes of each attack, by the name of the attack."""
