@@ -12,7 +12,7 @@ from vcuda.discovery.sources import SOURCES
 from vcuda.kube.metrics import register_build
 from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.placement.nodes import Nodes
-from vcuda.quota.model import CORES_PER_CARD, Quota
+from vcuda.quota.model import Quota
 from vcuda.quota.values import MIB
 
 
@@ -156,16 +156,16 @@ class UsageCollector(Collector):
 
 
 _BY_MODEL = (
-    ("vcuda_quota_limit_cores", "The limit, in hundredths of a card."),
+    ("vcuda_quota_limit_cards", "The limit in cards."),
     ("vcuda_quota_limit_memory_bytes", "The memory limit, if the memory of the model is limited."),
     (
         "vcuda_quota_used_memory_bytes",
         "Used memory, if it is limited. It includes pending memory, but not reserved memory.",
     ),
-    ("vcuda_quota_used_cores", "Used cores. They include pending cores, but not reserved cores."),
-    ("vcuda_quota_pending_cores", "Cores of admitted pods that the controller has not seen stored yet."),
-    ("vcuda_quota_terminating_cores", "Cores of deleted pods whose containers may still run."),
-    ("vcuda_quota_reserved_cores", "Cores that webhook replicas have reserved to admit pods."),
+    ("vcuda_quota_used_cards", "Used cards. They include pending cards, but not reserved cards."),
+    ("vcuda_quota_pending_cards", "Cards of admitted pods that the controller has not seen stored yet."),
+    ("vcuda_quota_terminating_cards", "Cards of deleted pods whose containers may still run."),
+    ("vcuda_quota_reserved_cards", "Cards that webhook replicas have reserved to admit pods."),
 )
 _BY_NAMESPACE = (
     (
@@ -182,16 +182,13 @@ _BY_NAMESPACE = (
 
 
 def _model_figures(model: ModelUse) -> Mapping[str, float | None]:
-    cards = {
-        "vcuda_quota_limit_cores": model.limit,
-        "vcuda_quota_used_cores": model.used,
-        "vcuda_quota_pending_cores": model.pending,
-        "vcuda_quota_terminating_cores": model.terminating,
-        "vcuda_quota_reserved_cores": model.reserved,
-    }
     limited = model.memory_limit is not None
     return {
-        **{name: None if figure is None else round(figure * CORES_PER_CARD) for name, figure in cards.items()},
+        "vcuda_quota_limit_cards": model.limit,
+        "vcuda_quota_used_cards": model.used,
+        "vcuda_quota_pending_cards": model.pending,
+        "vcuda_quota_terminating_cards": model.terminating,
+        "vcuda_quota_reserved_cards": model.reserved,
         "vcuda_quota_limit_memory_bytes": (model.memory_limit or 0) * MIB if limited else None,
         "vcuda_quota_used_memory_bytes": (model.memory_used or 0) * MIB if limited else None,
     }

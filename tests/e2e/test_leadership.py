@@ -72,9 +72,9 @@ def test_one_controller_leads_and_the_standby_only_waits(
         await_committed(installation, namespace, M40=100)
         assert lease_spec(cluster)["holderIdentity"] == "first"
         assert waiting.logs("this replica leads now") == []
-        assert waiting.samples("vcuda_quota_limit_cores") == []
+        assert waiting.samples("vcuda_quota_limit_cards") == []
         assert [process.get("/readyz").status for process in pair] == [HTTPStatus.OK, HTTPStatus.OK]
-        assert leader.metric("vcuda_quota_limit_cores", namespace=namespace) == 400
+        assert leader.metric("vcuda_quota_limit_cards", namespace=namespace) == 4
     assert waiting.terminate() == 0
     assert lease_spec(cluster)["holderIdentity"] == "first", "a standby that stops must leave the Lease unchanged"
 

@@ -36,7 +36,7 @@ def test_a_pod_deleted_by_force_stays_charged_for_its_grace_period_under_every_l
             assert "used: 4 (0 pending, 4 terminating), limited: 4, 1 more needed" in answer.message
             report = await_published(cluster, team, lambda report: report["models"][0]["terminating"])
             assert (report["models"][0]["used"], report["models"][0]["terminating"]) == (4, 4)
-            assert leader.metric("vcuda_quota_terminating_cores", namespace=team) == 400
+            assert leader.metric("vcuda_quota_terminating_cards", namespace=team) == 4
             leader.kill()
         with controlling(installation, "--max-terminating-seconds", "3") as successor:
             assert tenant.try_create(card_pod("next", team)).status == HTTPStatus.FORBIDDEN
@@ -54,8 +54,8 @@ def test_a_deleted_namespace_leaves_no_ledger_report_or_series(cluster: Cluster,
             cluster.create(card_pod("train", namespace))
             await_committed(installation, namespace, M40=100)
             await_published(cluster, namespace)
-            assert controller.samples("vcuda_quota_limit_cores", namespace=namespace) == [400]
+            assert controller.samples("vcuda_quota_limit_cards", namespace=namespace) == [4]
         cluster.delete_namespace(namespace)
         cluster.await_gone("/api/v1/namespaces", namespace)
         await_ledger_gone(cluster, namespace)
-        eventually(lambda: not controller.samples("vcuda_quota_limit_cores", namespace=namespace), controller.output)
+        eventually(lambda: not controller.samples("vcuda_quota_limit_cards", namespace=namespace), controller.output)

@@ -99,7 +99,7 @@ def test_reserved_cards_are_distinct_from_used_and_free_ones_and_are_released(
 
     with creating(cluster, crowded, share) as creates:
         await_published(cluster, crowded, is_reserved)
-        controller.await_metric("vcuda_quota_reserved_cores", 1, namespace=crowded)
+        controller.await_metric("vcuda_quota_reserved_cards", 0.01, namespace=crowded)
     assert [each for each in creates.failures if not each.startswith("429") and "being released" not in each] == []
     await_published(cluster, crowded, lambda report: not is_reserved(report))
     assert {round(each["used"] + each["reserved"] + each["available"], 2) for each in seen} == {400}

@@ -41,7 +41,7 @@ LOST = 'vcuda_admissions_total{outcome="ledger-lost"}'
 _SECONDS = 'vcuda_admission_duration_seconds_bucket{path="/validate",le='
 BELOW_1, BELOW_2, ALL = f'{_SECONDS}"1"}}', f'{_SECONDS}"2"}}', f'{_SECONDS}"+Inf"}}'
 _MODEL = '{namespace="a",model="M40"}'
-USED, LIMIT = f"vcuda_quota_used_cores{_MODEL}", f"vcuda_quota_limit_cores{_MODEL}"
+USED, LIMIT = f"vcuda_quota_used_cards{_MODEL}", f"vcuda_quota_limit_cards{_MODEL}"
 MEMORY, MEMORY_LIMIT = f"vcuda_quota_used_memory_bytes{_MODEL}", f"vcuda_quota_limit_memory_bytes{_MODEL}"
 DAY = 86400
 
@@ -106,11 +106,11 @@ CASES: Mapping[str, Case] = {
     "VcudaReservedUnused": Case(
         [
             {'vcuda_quota_reservation_age_seconds{namespace="a"}': steady(301)},
-            {'vcuda_quota_reserved_cores{namespace="a"}': steady(100), "vcuda_ledger_granted_total": steady(5)},
+            {'vcuda_quota_reserved_cards{namespace="a"}': steady(0.5), "vcuda_ledger_granted_total": steady(5)},
         ],
         [
             {'vcuda_quota_reservation_age_seconds{namespace="a"}': steady(87)},
-            {'vcuda_quota_reserved_cores{namespace="a"}': steady(100), "vcuda_ledger_granted_total": rising(5)},
+            {'vcuda_quota_reserved_cards{namespace="a"}': steady(0.5), "vcuda_ledger_granted_total": rising(5)},
             {},
         ],
     ),
@@ -143,10 +143,10 @@ CASES: Mapping[str, Case] = {
     "VcudaModelWithoutNodes": threshold('vcuda_quota_model_nodes{model="A1O0"}', steady(0), steady(1)),
     "VcudaQuotaNotInEffect": threshold('vcuda_quota_taking_effect{namespace="a"}', steady(1), steady(0)),
     "VcudaQuotaExceeded": Case(
-        [{USED: steady(401), LIMIT: steady(400)}, {MEMORY: steady(2), MEMORY_LIMIT: steady(1)}],
-        [{USED: steady(400), LIMIT: steady(400), MEMORY: steady(1), MEMORY_LIMIT: steady(1)}, {}],
+        [{USED: steady(4.01), LIMIT: steady(4)}, {MEMORY: steady(2), MEMORY_LIMIT: steady(1)}],
+        [{USED: steady(4), LIMIT: steady(4), MEMORY: steady(1), MEMORY_LIMIT: steady(1)}, {}],
     ),
-    "VcudaTerminatingStays": threshold('vcuda_quota_terminating_cores{namespace="a"}', steady(100), "100 0x149"),
+    "VcudaTerminatingStays": threshold('vcuda_quota_terminating_cards{namespace="a"}', steady(100), "100 0x149"),
     "VcudaPodsUnpinned": threshold('vcuda_quota_unpinned_pods{namespace="a"}', steady(1), steady(0)),
     "VcudaClaimsUnpinned": threshold('vcuda_violations_claims{namespace="a",finding="unpinned"}', steady(1), steady(0)),
     "VcudaOtherModelAllocated": Case(
@@ -199,7 +199,7 @@ WAITING = 'jobs_waiting{namespace="team-a"}'
 def quota(limit: float, used: float) -> dict[str, float]:
     """Return the metrics of the leader, and of a former leader, whose series remain in Prometheus for some minutes."""
     leaders = [QUOTA.replace("}", f',pod="vcuda-controller-{pod}"}}') for pod in "ab"]
-    names = {"vcuda_quota_limit_cores": limit, "vcuda_quota_used_cores": used}
+    names = {"vcuda_quota_limit_cards": limit, "vcuda_quota_used_cards": used}
     return {f"{name}{leader}": value for name, value in names.items() for leader in leaders}
 
 
@@ -207,20 +207,20 @@ def constant(figures: dict[str, float]) -> dict[str, str]:
     return {name: f"{value}+0x10" for name, value in figures.items()}
 
 
-@pytest.mark.parametrize(("used", "free"), [(0, 8), (250, 5.5), (900, -1)])
+@pytest.mark.parametrize(("used", "free"), [(0, 8), (2.5, 5.5), (9, -1)])
 def test_the_documented_query_gives_the_free_cards(tmp_path: Path, used: float, free: float) -> None:
     [query] = blocks(DOCS / "workloads.md", "promql")
-    assert fault_of_value(tmp_path, query, constant(quota(800, used)), free, at="5m") == ""
+    assert fault_of_value(tmp_path, query, constant(quota(8, used)), free, at="5m") == ""
 
 
 @pytest.mark.parametrize(
     ("waiting", "running", "used", "wanted"),
-    [(5, 2, 200, 5), (20, 2, 200, 8), (20, 2, 800, 2), (0, 3, 300, 0)],
+    [(5, 2, 2, 5), (20, 2, 2, 8), (20, 2, 8, 2), (0, 3, 3, 0)],
     ids=["few wait", "no more than the quota", "others use the quota", "none wait"],
 )
 def test_the_documented_scaler_asks_for_no_more_pods_than_the_quota_admits(
     tmp_path: Path, waiting: float, running: float, used: float, wanted: float
 ) -> None:
     [trigger] = documented("ScaledObject")["spec"]["triggers"]
-    figures = {**quota(800, used), REPLICAS: running, WAITING: waiting}
+    figures = {**quota(8, used), REPLICAS: running, WAITING: waiting}
     assert fault_of_value(tmp_path, trigger["metadata"]["query"], constant(figures), wanted, at="5m") == ""

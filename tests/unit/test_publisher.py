@@ -168,11 +168,11 @@ def test_every_figure_of_a_report_is_a_gauge() -> None:
     use = replace(use_of(), models=(model,), unpinned=("a", "b"), taking_effect=True, ledger_lost=True)
     registry.register(UsageCollector(lambda: {"team-a": use}, dict))
     expected = {
-        "limit_cores": 800,
-        "used_cores": 500,
-        "pending_cores": 200,
-        "terminating_cores": 50,
-        "reserved_cores": 100,
+        "limit_cards": 8,
+        "used_cards": 5,
+        "pending_cards": 2,
+        "terminating_cards": 0.5,
+        "reserved_cards": 1,
         "limit_memory_bytes": 40 * MIB,
         "used_memory_bytes": 30 * MIB,
         "unpinned_pods": 2,
@@ -180,7 +180,7 @@ def test_every_figure_of_a_report_is_a_gauge() -> None:
         "ledger_lost": 1,
     }
     for name, figure in expected.items():
-        labels = {"namespace": "team-a", **(M40 if name.endswith(("_cores", "_bytes")) else {})}
+        labels = {"namespace": "team-a", **(M40 if name.endswith(("_cards", "_bytes")) else {})}
         assert registry.get_sample_value(f"vcuda_quota_{name}", labels) == figure, name
 
 

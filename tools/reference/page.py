@@ -22,9 +22,8 @@ FLAGS = (
     " command shows examples. `--version` prints the release of the program."
 )
 METRICS = (
-    "The samples of a histogram have the suffixes `_bucket`, `_sum` and `_count`. Metrics in cores"
-    " count hundredths of a card. The alerts on these metrics are in"
-    " `manifests/components/prometheus/rules.yaml`."
+    "The samples of a histogram have the suffixes `_bucket`, `_sum` and `_count`. The alerts on"
+    " these metrics are in `manifests/components/prometheus/rules.yaml`."
 )
 EVENTS = "`kubectl describe` of an object shows the Events of that object."
 KEYS = "In the tables of annotations and labels, a name that ends in `-` or `/` is a prefix of keys."
