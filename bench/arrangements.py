@@ -57,7 +57,7 @@ class Arranged(NamedTuple):
 
 
 def namespaces(name: str, spread: int) -> list[str]:
-    """Return the names of the first ``spread`` namespaces that belong to the arrangement (a way to admit pods)."""
+    """Return the names of the first ``spread`` namespaces that belong to the arrangement."""
     return [f"{name}-{number}" for number in range(spread)]
 
 
@@ -90,7 +90,7 @@ def limit(plane: Plane, namespace: str) -> None:
 
 @contextmanager
 def arranged(plane: Plane, name: str, program: Path | None) -> Iterator[Arranged]:
-    """Run the processes of the arrangement (a way to admit pods) and register its webhooks during the ``with`` block.
+    """Run the processes of the arrangement and register its webhooks during the ``with`` block.
 
     ``program``: the path of the webhook in Go; None if the arrangement does not use it.
     """

@@ -175,7 +175,7 @@ class UnreadableLedger(VcudaError):
 
 
 class LedgerLost(VcudaError):
-    """A namespace's ledger (its record of charges) was lost ``missing`` seconds ago. For ``left`` more seconds, no GPU
+    """A namespace's ledger was lost ``missing`` seconds ago. For ``left`` more seconds, no GPU
     pod is admitted there."""
 
     def __init__(self, namespace: str, missing: float, left: float) -> None:

@@ -7,17 +7,17 @@ from vcuda.kube import QuotaInformer
 from vcuda.quota.model import Quota
 
 NOTICE_SECONDS = 24 * 3600.0
-"""Seconds before the end of a grant (a dated addition to a limit) at which Events announce the end."""
+"""Seconds before the end of a grant at which Events announce the end."""
 
 MAX_WAIT_SECONDS = 30.0
 """Maximum seconds between two reads of the wall clock, because an administrator may change the clock."""
 
 KEY = "grants"
-"""The only key of the work queue, because one check covers all grants (dated additions to limits)."""
+"""The only key of the work queue, because one check covers all grants."""
 
 
 class GrantFollower:
-    """Compares the wall clock with the beginnings and ends of all grants (dated additions to limits).
+    """Compares the wall clock with the beginnings and ends of all grants.
 
     ``namespaces``: returns the known namespaces. ``recount``: queues a recount of a namespace's charges.
     """

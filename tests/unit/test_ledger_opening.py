@@ -22,7 +22,7 @@ from vcuda.quota.model import Charge
 OPENING = ["GET", "POST", "POST", "LIST", "LIST", "PUT"]
 """The API calls by which a replica opens a ledger.
 
-They read the ledger, create it closed, create its mark (a ConfigMap), LIST pods and claims, and write the open ledger
+They read the ledger, create it closed, create its mark, LIST pods and claims, and write the open ledger
 with the first charge.
 """
 

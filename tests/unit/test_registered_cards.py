@@ -83,7 +83,7 @@ def test_a_share_is_charged_by_its_part_of_the_registered_cards_memory(
     a_stated_memory=configured("{T4: {memory: 8Gi}}", "{hami: {default_cores: memory}}"),
 )
 def test_registers_that_change_no_charge_leave_the_resources_as_they_are(known: GpuResources) -> None:
-    """If each new register (an annotation that lists a node's cards) led to a new GpuResources object, the controller
+    """If each new register led to a new GpuResources object, the controller
     would LIST all pods again.
     """
     assert known.with_registered(nodes_with(SMALL).registered_cards) is known
@@ -136,7 +136,7 @@ def test_charges_follow_the_registers_even_without_served_claims(api: ApiDouble)
     parts, whole = resources_with(), resources_with({"id": "GPU-1", "type": "Tesla T4", "devmem": 15360})
     request = view(pod(container(GPU)))
     assert [read_request(request, known).charge_on("T4") for known in (parts, whole)] == [QUARTER, WHOLE]
-    # A new register (a node annotation that lists the cards) that changes no charge must lead to the same GpuResources
+    # A new register that changes no charge must lead to the same GpuResources
     # object. Otherwise all pods would be decoded again.
     assert resources_with({"id": "GPU-1", "type": "Tesla T4", "devmem": 16384}) is whole
 

@@ -211,7 +211,7 @@ def test_there_is_more_room_if_any_model_has_more(room: FreeQuota, other: FreeQu
     assert room.exceeds(other) is more
 
 
-# Tests of owners (controllers of pods) whose pods were rejected
+# Tests of owners whose pods were rejected
 
 
 def store_event(

@@ -124,7 +124,7 @@ def outdated_registers(known: GpuResources, facts: NodeFacts, registers: Registe
 
 
 def contradictions(known: GpuResources, facts: NodeFacts, registers: Registers) -> Iterator[str]:
-    """Yield a message for each vendor whose register (list of cards) does not fit the resources that the node offers.
+    """Yield a message for each vendor whose register does not fit the resources that the node offers.
 
     The node still counts as a node of the vendor.
     """

@@ -84,7 +84,7 @@ class QuotaInformer:
         return read.resources if read else BUILT_IN
 
     def in_force(self) -> config.QuotaConfig | None:
-        """Return the quota ConfigMap in force, without applying grants (dated additions); None until it was read."""
+        """Return the quota ConfigMap in force, without applying grants; None until it was read."""
         # Any thread may call this method, so it does not assign `_config`. A late assignment could overwrite a document
         # that the watch has just delivered.
         if self._config is None and self.reflector.synced.is_set() and not self._faulty:
@@ -266,7 +266,7 @@ class NodeInformer:
         if not texts:
             self._registers.pop(name, None)
             return {}
-        # Only a hash of a node's registers is kept, because a register (a list of cards as text) may have 256 KiB.
+        # Only a hash of a node's registers is kept, because a register may have 256 KiB.
         digest = hashlib.blake2b(msgspec.json.encode(texts), digest_size=16).digest()
         known = self._registers.get(name)
         if known is None or known[0] != digest:

@@ -84,7 +84,7 @@ class LedgerMarks:
         return now - known.since
 
     def claim(self, namespace: str, version: str, lost: Reservation, timeout: float) -> bool:
-        """Create a namespace's mark (the record that it has had a ledger). Return True if there was no mark before.
+        """Create a namespace's mark. Return True if there was no mark before.
 
         True means that an earlier ledger never existed, or was deleted when all its charges belonged to stored objects.
         So the caller may open the ledger at once, by a write at ``version``, the resourceVersion at which the caller
@@ -193,5 +193,5 @@ def _mark(namespace: str, opener: str, replaced: str | None = None) -> bytes:
 
 
 def _name(namespace: str) -> str:
-    # A ledger and a mark (the record that a ledger existed) never have the same name: a ledger's name has no dot.
+    # A ledger and a mark never have the same name: a ledger's name has no dot.
     return f"{MARK}{namespace}"

@@ -154,7 +154,7 @@ class LedgerStore(NamespaceCounter):
             if (lost := stored.ledger.lost) is None:
                 return stored
             version = str(stored.version)
-            # If there was no mark (the record of an earlier ledger), no charge was lost. So the ledger is opened now.
+            # If there was no mark, no charge was lost. So the ledger is opened now.
             if not self._marks.claim(namespace, version, lost, timeout):
                 if self._awaits_opening(namespace, lost):
                     continue
@@ -250,7 +250,7 @@ class LedgerStore(NamespaceCounter):
         The caller must ensure that all charges of the ledger belong to stored pods. The next ledger of the namespace is
         opened at once, and then counts only stored pods.
         """
-        # Read the namespace's mark (the record that it has had a ledger) before the ledger is deleted. The mark of a
+        # Read the namespace's mark before the ledger is deleted. The mark of a
         # later ledger has another version, and must stay.
         mark = self._marks.current(namespace)
         patch = {"metadata": {"resourceVersion": version, "finalizers": None}}
@@ -267,7 +267,7 @@ class LedgerStore(NamespaceCounter):
         self.finish_drop(namespace)
 
     def finish_drop(self, namespace: str) -> None:
-        """Delete a namespace's mark (the record that it has had a ledger) if this process has deleted the ledger."""
+        """Delete a namespace's mark if this process has deleted the ledger."""
         if mark := self._dropped.get(namespace):
             # If the mark of the namespace now has another version, the mark belongs to a newer ledger and stays.
             with contextlib.suppress(errors.Conflict, errors.NotFound):

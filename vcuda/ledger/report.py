@@ -26,11 +26,11 @@ class GrantUse:
     """The part of a limit that a grant (a dated addition to the limit) adds until the grant ends."""
 
     cards: float | None
-    """The cards that the grant (a dated addition to the limit) adds; None if only memory is limited."""
+    """The cards that the grant adds; None if only memory is limited."""
     until: str
-    """The end of the grant (a dated addition to the limit) in RFC 3339, with the offset of the grant's time zone."""
+    """The end of the grant in RFC 3339, with the offset of the grant's time zone."""
     memory: int | None = None
-    """The MiB that the grant (a dated addition to the limit) adds; None if memory is not limited."""
+    """The MiB that the grant adds; None if memory is not limited."""
     why: str = ""
 
 
@@ -59,7 +59,7 @@ class ModelUse:
     card_memory: int = 0
     """The memory of one card in MiB if only memory is limited; otherwise 0."""
     grants: tuple[GrantUse, ...] = ()
-    """The grants (dated additions to the limit) that end at a known time. ``limit`` includes them."""
+    """The grants that end at a known time. ``limit`` includes them."""
     unstored: float = 0
     """The part of ``pending`` that was admitted more than 5 s ago. These pods are probably never created."""
 

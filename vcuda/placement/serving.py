@@ -51,7 +51,7 @@ def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str 
 
 
 def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str | None, every: int) -> ServedBy:
-    # Nodes with a vendor's register (list of cards) and nodes without a register can both serve a request for whole
+    # Nodes with a vendor's register and nodes without a register can both serve a request for whole
     # cards. But they need different schedulers, so the pod is limited to one of these two kinds of nodes.
     with_register = 0
     for scheme in request.schemes:

@@ -33,7 +33,7 @@ class Action(names.Explained):
 
 
 class DirectoryOutcome(msgspec.Struct, frozen=True):
-    """The action of a sweep (a pass over all directories) on one directory, and its reason.
+    """The action of a sweep on one directory, and its reason.
 
     ``path``: the path relative to --root, from os.fsdecode. Print it only with `printable`, because it may contain
     control characters and bytes that are not UTF-8.
