@@ -50,7 +50,7 @@ def others_try_again_and_again(world: ReservationWorld) -> None:
 
 
 def reaped_when_what_it_granted_last_is_no_longer_stored(world: ReservationWorld) -> None:
-    """A's lease ends before the deadline of the last pods that A admitted, and the clocks differ."""
+    """A's reservation expires before the deadline of the last pods that A admitted, and the clocks differ."""
     late_grant(world, 10)
     world.crash(A)
     others_try_again_and_again(world)
@@ -111,7 +111,7 @@ def written(world: ReservationWorld, size: str = "card") -> None:
 
 
 def clocks_that_stood_still(world: ReservationWorld) -> None:
-    """A's machine is suspended for longer than the lease. A's own clocks do not show this."""
+    """A's machine is suspended for longer than the reservation time. A's own clocks do not show this."""
     world.reserve(A)
     world.suspend(A, 40)
     world.ask(A, 3)

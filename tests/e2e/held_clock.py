@@ -1,6 +1,6 @@
 """Runs the webhook as on a virtual machine whose clocks are paused together with it.
 
-The leases of reservations use a Linux clock that includes the time of a suspension. A test can stop this clock while
+Reservations expire by a Linux clock that includes the time of a suspension. A test can stop this clock while
 the process runs. This imitates a replica that has just resumed, but whose clock does not include the pause yet.
 """
 
@@ -16,7 +16,7 @@ from webhook import cli
 from webhook.ledger import cluster_ledgers, namespace_ledger
 
 COMMAND = (sys.executable, "-m", "tests.e2e.held_clock", "serve")
-"""The command line of a webhook whose leases and flushes (writes of its charges) use a clock that a test can stop."""
+"""The command line of a webhook whose reservations and flushes (writes of its charges) use a clock that tests can stop."""
 HELD_AT = "HELD_AT"
 """The environment variable with the name of the file that contains the stopped clock."""
 

@@ -157,7 +157,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def pass_back(self, reply: urllib3.BaseHTTPResponse) -> None:
         """Relay the reply in chunks as they arrive, because the reply to a watch has no end."""
-        # `send_response` would write the proxy's time in the header Date. But replicas measure the leases of their
+        # `send_response` would write the proxy's time in the header Date. But replicas measure the age of their
         # reservations by the API server's Date.
         self.send_response_only(reply.status)
         for name in ("Date", "Content-Type", "Retry-After"):

@@ -34,50 +34,54 @@ grant, send, confirmed = ReplicaReservation.grant, ReplicaReservation.send, Repl
 observe, flushed, start = ReplicaReservation.observe, ReplicaReservation.flushed, ReplicaReservation.__init__
 
 
-def granted_without_room(lease: ReplicaReservation, uid: str, asked: Pending, created: float) -> bool:
-    lease._left[asked.model] = asked.charge
-    return grant(lease, uid, asked, created)
+def granted_without_room(reservation: ReplicaReservation, uid: str, asked: Pending, created: float) -> bool:
+    reservation._left[asked.model] = asked.charge
+    return grant(reservation, uid, asked, created)
 
 
-def leased_from_the_answer(lease: ReplicaReservation, answered: float) -> None:
-    confirmed(lease, answered)
-    lease._until = lease._clock() + RESERVATION_SECONDS
+def counted_from_the_answer(reservation: ReplicaReservation, answered: float) -> None:
+    confirmed(reservation, answered)
+    reservation._until = reservation._clock() + RESERVATION_SECONDS
 
 
-def sent_with_the_next(lease: ReplicaReservation, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
-    sent = send(lease, ledger, charges, *terms)
-    lease._left = {model: charges.get(model, Charge()) for model in lease._left}
+def sent_with_the_next(
+    reservation: ReplicaReservation, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any
+) -> Ledger:
+    sent = send(reservation, ledger, charges, *terms)
+    reservation._left = {model: charges.get(model, Charge()) for model in reservation._left}
     return sent
 
 
-def sent_with_the_old(lease: ReplicaReservation, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
-    left = {**lease._left}
-    sent = send(lease, ledger, charges, *terms)
-    lease._left = left
+def sent_with_the_old(
+    reservation: ReplicaReservation, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any
+) -> Ledger:
+    left = {**reservation._left}
+    sent = send(reservation, ledger, charges, *terms)
+    reservation._left = left
     return sent
 
 
-def flushed_without_granted(lease: ReplicaReservation, ledger: Ledger) -> Ledger:
-    return msgspec.structs.replace(flushed(lease, ledger), pending=ledger.pending)
+def flushed_without_granted(reservation: ReplicaReservation, ledger: Ledger) -> Ledger:
+    return msgspec.structs.replace(flushed(reservation, ledger), pending=ledger.pending)
 
 
-def confirmed_without_later_grants(lease: ReplicaReservation, answered: float) -> None:
-    lease.granted = {}
-    confirmed(lease, answered)
+def confirmed_without_later_grants(reservation: ReplicaReservation, answered: float) -> None:
+    reservation.granted = {}
+    confirmed(reservation, answered)
 
 
-def undiminished(lease: ReplicaReservation) -> dict[str, Charge]:
-    return {**lease._reserved}
+def undiminished(reservation: ReplicaReservation) -> dict[str, Charge]:
+    return {**reservation._reserved}
 
 
-def blind_to_its_removal(lease: ReplicaReservation, ledger: Ledger) -> None:
-    missing = {} if lease.holder in ledger.reserved else {lease.holder: Reservation({}, -1)}
-    observe(lease, msgspec.structs.replace(ledger, reserved={**ledger.reserved, **missing}))
+def blind_to_its_removal(reservation: ReplicaReservation, ledger: Ledger) -> None:
+    missing = {} if reservation.holder in ledger.reserved else {reservation.holder: Reservation({}, -1)}
+    observe(reservation, msgspec.structs.replace(ledger, reserved={**ledger.reserved, **missing}))
 
 
-def started_as_the_same(lease: ReplicaReservation, *clock: Any) -> None:
-    start(lease, *clock)
-    lease.holder = "the same"
+def started_as_the_same(reservation: ReplicaReservation, *clock: Any) -> None:
+    start(reservation, *clock)
+    reservation.holder = "the same"
 
 
 def planned_without_others(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
@@ -152,11 +156,13 @@ MUTANTS = {
     "a charge must fit the rest of the reservation": Broken(
         ReplicaReservation, "grant", granted_without_room, scenarios.others_take_all_that_is_left, OVER
     ),
-    "a lease expires": Broken(own_reservations, "RESERVATION_SECONDS", math.inf, scenarios.granted_past_its_time, LOST),
-    "a lease counts from when its write was sent": Broken(
-        ReplicaReservation, "confirmed", leased_from_the_answer, scenarios.its_time_counts_from_before_the_write, LOST
+    "a reservation expires": Broken(
+        own_reservations, "RESERVATION_SECONDS", math.inf, scenarios.granted_past_its_time, LOST
     ),
-    "an object created after the lease is not admitted": Broken(
+    "a reservation counts from when its write was sent": Broken(
+        ReplicaReservation, "confirmed", counted_from_the_answer, scenarios.its_time_counts_from_before_the_write, LOST
+    ),
+    "an object created after the reservation has expired is not admitted": Broken(
         own_reservations, "CREATED_SECONDS", math.inf, scenarios.clocks_that_stood_still, LOST
     ),
     "a write may be lost": Broken(
@@ -234,7 +240,7 @@ MUTANTS = {
     "a waiting replica sets a mark": Broken(
         LedgerStore, "write", written_without_mark, scenarios.who_waits_is_given_what_others_reserve, "never gets room"
     ),
-    "a reservation is reaped only after its lease": Broken(
+    "a reservation is reaped only after it has expired": Broken(
         ChargeAges,
         "reservations",
         reservations_as(seconds=0),
@@ -264,7 +270,7 @@ MUTANTS = {
     "a dead replica is reaped": Broken(
         ChargeAges, "reservations", nothing_expired, scenarios.reaped_by_a_count_of_that_moment, STAYS
     ),
-    "a lost ledger stays closed for a lease longer": Broken(
+    "a lost ledger stays closed for the reservation time longer": Broken(
         LedgerMarks, "check_lost", lost_without_lease, scenarios.the_ledger_is_lost_and_it_does_not_know, OVER
     ),
 }

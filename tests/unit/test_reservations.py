@@ -246,12 +246,12 @@ def test_admitted_charges_are_written_when_a_write_is_due(
     reserved: int, granted: int, seconds: float, *, due: bool
 ) -> None:
     now = 0.0
-    lease = ReplicaReservation(lambda: now)
-    lease.send(Ledger(), {"M40": cards(reserved)})
-    lease.confirmed(answered=0.0)
-    assert all(lease.grant(str(number), Pending("M40", CARD), created=0.0) for number in range(granted))
+    reservation = ReplicaReservation(lambda: now)
+    reservation.send(Ledger(), {"M40": cards(reserved)})
+    reservation.confirmed(answered=0.0)
+    assert all(reservation.grant(str(number), Pending("M40", CARD), created=0.0) for number in range(granted))
     now = seconds
-    assert lease.is_due is due
+    assert reservation.is_due is due
 
 
 @cases(
@@ -271,21 +271,21 @@ def test_the_sooner_the_room_is_used_up_the_sooner_is_the_write(room: int, repli
 
 def test_a_write_is_due_after_the_seconds_that_it_was_sent_with() -> None:
     now = 0.0
-    lease = ReplicaReservation(lambda: now)
-    lease.send(Ledger(), {"M40": cards(400)}, next_seconds=MAX_WRITE_SECONDS)
-    lease.confirmed(answered=0.0)
+    reservation = ReplicaReservation(lambda: now)
+    reservation.send(Ledger(), {"M40": cards(400)}, next_seconds=MAX_WRITE_SECONDS)
+    reservation.confirmed(answered=0.0)
     now = MAX_WRITE_SECONDS - 0.1
-    assert not lease.is_due
+    assert not reservation.is_due
     now = MAX_WRITE_SECONDS
-    assert lease.is_due
+    assert reservation.is_due
 
 
 def test_without_the_time_of_creation_or_of_the_answer_nothing_is_admitted_from_a_reservation() -> None:
     for answered, created in ((-math.inf, 0.0), (0.0, math.inf)):
-        lease = ReplicaReservation(lambda: 0.0)
-        lease.send(Ledger(), {"M40": cards(10)})
-        lease.confirmed(answered)
-        assert not lease.grant("uid", Pending("M40", CARD), created)
+        reservation = ReplicaReservation(lambda: 0.0)
+        reservation.send(Ledger(), {"M40": cards(10)})
+        reservation.confirmed(answered)
+        assert not reservation.grant("uid", Pending("M40", CARD), created)
 
 
 @pytest.mark.parametrize(("seconds", "granted"), [(CREATED_SECONDS, True), (CREATED_SECONDS + 1, False)])
@@ -293,7 +293,7 @@ def test_an_object_created_too_long_after_the_last_write_is_not_admitted_from_a_
     seconds: int, *, granted: bool
 ) -> None:
     """Both times are by the API server's clock. A large difference shows that this machine was suspended."""
-    lease = ReplicaReservation(lambda: 0.0)
-    lease.send(Ledger(), {"M40": cards(10)})
-    lease.confirmed(answered=1_000_000.0)
-    assert lease.grant("uid", Pending("M40", CARD), created=1_000_000.0 + seconds) is granted
+    reservation = ReplicaReservation(lambda: 0.0)
+    reservation.send(Ledger(), {"M40": cards(10)})
+    reservation.confirmed(answered=1_000_000.0)
+    assert reservation.grant("uid", Pending("M40", CARD), created=1_000_000.0 + seconds) is granted

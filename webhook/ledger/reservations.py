@@ -36,8 +36,8 @@ show the demand at all replicas. So a replica may reserve quota before it has ha
 WRITE_SECONDS, MAX_WRITE_SECONDS = 1.0, 4.0
 """The shortest and the longest time in seconds between two ledger writes of a replica with a reservation. A write
 records the charges that the replica admitted from its reservation. It also shows the replica whether a charge at
-another replica needs quota. So the longest time applies only while much quota is free. It is less than half of a lease
-(`RESERVATION_SECONDS`), so that the replica can repeat a failed write before the lease ends."""
+another replica needs quota. So the longest time applies only while much quota is free. It is less than half of
+`RESERVATION_SECONDS`, so that the replica can repeat a failed write before the reservation expires."""
 
 PART_OF_TIME = 8
 """A replica with a reservation estimates when the free quota would be used up if every replica had the same demand. It
@@ -61,7 +61,7 @@ dies, no other replica can use the reserved quota until the leading controller f
 CREATED_SECONDS = RESERVATION_SECONDS
 """A replica admits a pod or claim from a reservation only if the API server created the object within this many seconds
 after it answered the write of the reservation. The API server sets both times. So this rule holds even if the replica's
-clock was suspended. If the clock runs, it ends the lease earlier."""
+clock was suspended. If the clock runs, the reservation expires earlier."""
 
 GIVE_WAY_SECONDS = 2.0
 """A replica that reads a new `waiting` mark in the ledger reserves nothing for this many seconds. The mark means that a
@@ -211,8 +211,8 @@ class ReplicaReservation:
 
         ``created``: the creationTimestamp of the pod or claim, in Unix seconds.
         """
-        # If the machine was suspended together with its clocks, this replica may not notice that its lease has ended.
-        # So the object must also have been created within the lease, by the clock of the API server.
+        # If the machine was suspended together with its clocks, this replica may not notice that the reservation has
+        # expired. So the object must also have been created before it expires, by the clock of the API server.
         if self._clock() > self._until or created > self._created_until:
             return False
         if uid not in self.granted:
@@ -224,7 +224,7 @@ class ReplicaReservation:
         return True
 
     def observe(self, ledger: Ledger) -> None:
-        """Update this lease from a newly read ledger, by this replica's reservation and the last `waiting` mark.
+        """Update this reservation from a newly read ledger, by this replica's reservation and the last `waiting` mark.
 
         The caller must ensure that the API server can no longer store an earlier write of this replica.
         """
