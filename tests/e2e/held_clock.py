@@ -16,7 +16,7 @@ from webhook import cli
 from webhook.ledger import cluster_ledgers, namespace_ledger
 
 COMMAND = (sys.executable, "-m", "tests.e2e.held_clock", "serve")
-"""The command line of a webhook whose reservations and flushes (writes of its charges) use a clock that tests can stop."""
+"""The command line of a webhook whose reservations and flushes (writes of its charges) use a clock of the tests."""
 HELD_AT = "HELD_AT"
 """The environment variable with the name of the file that contains the stopped clock."""
 
