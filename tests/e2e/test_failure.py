@@ -160,18 +160,3 @@ def test_a_charge_whose_reply_was_lost_is_found_again_and_counts_once(cluster: C
         assert [method for method, _ in losses.lost] == ["POST", "POST", "PUT", "PUT"]
         assert own.charged(namespace) == {"M40": 200}
         assert own.ledger(namespace).pending.keys() == {pod["metadata"]["uid"] for pod in cluster.pods(namespace)}
-
-
-def test_a_charge_of_unknown_outcome_gets_a_429_that_says_when_to_retry(cluster: Cluster, lossy: Lossy) -> None:
-    """The first attempt may leave a charge without a pod. A ledger may count too much, but never too little."""
-    own, losses = lossy
-    with own.team({"quota": {"M40": 3}}) as namespace:
-        cluster.create(card_pod("first", namespace))
-        ledger = f"/gpu-ledger-{namespace}"
-        losses.wanted.extend((("PUT", ledger), ("GET", ledger)))
-        unsure = cluster.try_create(card_pod("second", namespace))
-        assert (unsure.status, unsure.headers["Retry-After"]) == (HTTPStatus.TOO_MANY_REQUESTS, "1")
-        assert "it is not known whether the charge was written; try again in 1 s" in unsure.message
-        cluster.create(card_pod("second", namespace))
-        assert own.charged(namespace) == {"M40": 300}
-        assert len(cluster.pods(namespace)) == 2

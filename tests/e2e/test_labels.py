@@ -14,9 +14,7 @@ import pytest
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import (
     ENFORCED,
-    LEDGER_NAMESPACE,
     SERVED_BY,
-    SYSTEM_NAMESPACE,
     USAGE,
     Installation,
     await_enforced,
@@ -30,7 +28,6 @@ from tests.integration.reviews import card_pod
 from tests.processes import eventually
 
 CARD: Json = {"quota": {"M40": 1}}
-SYSTEM = {"kube-system", "kube-public", "kube-node-lease", SYSTEM_NAMESPACE, LEDGER_NAMESPACE}
 MANY, CALLERS = 250, 16
 NAMESPACES = "/api/v1/namespaces"
 
@@ -107,17 +104,6 @@ class TestLabelled:
             installation.quota.limit(**{first: {"quota": {}}, "kube-public": CARD})
             await_exempt(cluster, {first, second, "kube-public"})
             installation.quota.lift(first, second, "kube-public")
-
-    def test_the_entry_for_star_limits_all_namespaces_except_those_of_the_system(
-        self, cluster: Cluster, installation: Installation
-    ) -> None:
-        await_exempt(cluster, set())
-        with installation.quota.limited(**{"*": CARD}), installation.free_team():
-            namespaces = cluster.rest.get(NAMESPACES)["items"]
-            active = {each["metadata"]["name"] for each in namespaces if each["status"]["phase"] == "Active"}
-            await_exempt(cluster, active - SYSTEM)
-            assert active >= SYSTEM
-        await_exempt(cluster, set())
 
     def test_an_excepted_namespace_is_labelled_exempt_and_its_privileged_pods_are_admitted(
         self, cluster: Cluster, installation: Installation

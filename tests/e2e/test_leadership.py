@@ -63,22 +63,6 @@ def await_holder(cluster: Cluster, holder: str, timeout: float) -> Json:
     return cluster.await_object(LEASES, LEASE, lambda lease: lease["spec"]["holderIdentity"] == holder, timeout)
 
 
-def test_one_controller_leads_and_the_standby_only_waits(
-    cluster: Cluster, installation: Installation, pair: Pair
-) -> None:
-    leader, waiting = pair
-    with limited_team(installation, ENTRY) as namespace:
-        cluster.create(card_pod("train", namespace))
-        await_committed(installation, namespace, M40=100)
-        assert lease_spec(cluster)["holderIdentity"] == "first"
-        assert waiting.logs("this replica leads now") == []
-        assert waiting.samples("vcuda_quota_limit_cards") == []
-        assert [process.get("/readyz").status for process in pair] == [HTTPStatus.OK, HTTPStatus.OK]
-        assert leader.metric("vcuda_quota_limit_cards", namespace=namespace) == 4
-    assert waiting.terminate() == 0
-    assert lease_spec(cluster)["holderIdentity"] == "first", "a standby that stops must leave the Lease unchanged"
-
-
 def test_the_standby_becomes_leader_when_the_lease_of_a_killed_leader_expires(
     cluster: Cluster, installation: Installation, pair: Pair
 ) -> None:

@@ -12,7 +12,6 @@ from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, await_ready, installed, registered, running
 from tests.e2e.quota_config import KEY, QuotaConfigMap
 from tests.integration.reviews import card_pod, gpu_pod, pinned
-from webhook.review.quota_edit import NOT_CHECKED
 
 pytestmark = pytest.mark.one_version
 
@@ -49,19 +48,6 @@ def test_an_edit_that_removes_the_label_of_the_check_is_still_checked(cluster: C
     own.quota.limit(anybody={"quota": {"M40": 1}})
     unlabelled = {"metadata": {"labels": None}, "data": {KEY: MALFORMED}}
     assert cluster.rest.try_merge_patch(own.quota.path, unlabelled).status == HTTPStatus.UNPROCESSABLE_ENTITY
-
-
-def test_a_removed_label_and_a_labelled_config_map_that_is_not_read_give_a_warning(
-    cluster: Cluster, own: Installation
-) -> None:
-    own.quota.limit(anybody={"quota": {"M40": 1}})
-    unlabelled = cluster.rest.try_merge_patch(own.quota.path, {"metadata": {"labels": None}})
-    assert (unlabelled.status, unlabelled.warnings[:1]) == (HTTPStatus.OK, (NOT_CHECKED,))
-    metadata = {"namespace": own.quota.namespace, "name": "unread", "labels": dict(own.quota.labels)}
-    created = cluster.try_create({**own.quota.manifest("{}"), "metadata": metadata}, dryRun="All")
-    assert created.status == HTTPStatus.CREATED
-    [told] = created.warnings
-    assert f"ConfigMap {own.quota.namespace}/unread has label quota.vcuda.io/config, but" in told
 
 
 def test_a_deleted_quota_limits_no_namespace_and_a_new_one_counts_running_pods(

@@ -117,26 +117,6 @@ def test_a_pod_deleted_by_force_without_a_leader_stays_charged_for_the_recorded_
             assert is_rejected(tenant, team)
 
 
-def test_a_pod_created_and_deleted_without_a_leader_stays_charged(
-    cluster: Cluster, installation: Installation, team: str
-) -> None:
-    """No leader has seen the claim: it is pending in the ledger, and the next leader's LIST does not contain it."""
-    with tenant_of(cluster, team) as tenant:
-        tenant.create(template(team, "gpu"))
-        start_unseen(cluster, tenant, team)
-        with controlling(installation, *BOUND, "--storable-seconds", "2"):
-            ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
-            [terminating] = held(ledger)
-            assert (terminating.charge, GRACE - 60 < terminating.seconds <= GRACE) == (ONE, True)
-            assert is_rejected(tenant, team)
-
-
-def start_unseen(cluster: Cluster, tenant: Cluster, team: str) -> None:
-    tenant.create(training(team, "one"))
-    cluster.await_bound(team, "one")
-    delete_by_force(cluster, team, "one")
-
-
 def test_the_card_of_an_ended_pod_is_released_at_once_and_after_a_forced_deletion_later(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
