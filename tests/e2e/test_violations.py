@@ -15,7 +15,7 @@ from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import LEDGER_NAMESPACE, Installation, controlling, limited_team
 from tests.e2e.ledgers import await_committed
 from tests.integration.reviews import card_pod
-from tests.processes import ControllerProcess, eventually
+from tests.processes import ControllerProcess
 from vcuda.allocations.stored_pods import read_stored
 from vcuda.k8s_types import Pod
 from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
@@ -99,20 +99,6 @@ class TestByDefault:
             assert controller.metric("vcuda_violations_pods", namespace=namespace, finding="not-allowed") == 3
             assert going(cluster, namespace) == set()
             assert controller.samples("vcuda_violations_evictions_total") == []
-
-    def test_a_pod_that_was_never_pinned_is_reported(
-        self, cluster: Cluster, own: Installation, controller: ControllerProcess
-    ) -> None:
-        """The running pod has the model of its node, and fits. The waiting pod has no node and no pinned model."""
-        with own.free_team() as namespace:
-            waiting = card_pod("waiting", namespace)
-            cluster.create({**waiting, "spec": {**waiting["spec"], "schedulerName": "by-hand"}})
-            start(cluster, namespace, "runs")
-            with own.quota.limited(**{namespace: {"quota": {"M40": 1}}}):
-                await_events(cluster, namespace, "NotCounted", "waiting")
-                controller.await_metric("vcuda_violations_pods", 1, namespace=namespace, finding="unpinned")
-                assert controller.samples("vcuda_violations_pods", namespace=namespace, finding="over-quota") == []
-            eventually(lambda: not controller.samples("vcuda_violations_pods", namespace=namespace))
 
 
 @pytest.mark.usefixtures("node")
