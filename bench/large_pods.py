@@ -22,12 +22,13 @@ import msgspec
 import structlog
 
 from tests.builders import container, pod, required, requirement, term
+from vcuda.admission_review import ReviewDeadline
 from vcuda.cli import aligned
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from webhook import admission
-from webhook.ledger.ledgers import MemoryLedgers, ReviewDeadline
+from webhook.ledger.ledgers import MemoryLedgers
 from webhook.metrics import Metrics
 from webhook.review.context import PolicySnapshot
 

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
@@ -22,13 +23,12 @@ from tests.builders import LABELS, MODEL
 from tests.e2e.cluster import Cluster, Json
 from tests.processes import ControllerProcess
 from tools.control_plane import Settings, running_control_plane
-from vcuda.kube import QuotaPlace
-from vcuda.ledger.ledger import Ledger
-from vcuda.ledger.text import read_ledger
-from vcuda.placement.patches import Hints
+from vcuda.kube import QuotaPlace, end_process
+from vcuda.ledger.ledger import Ledger, read_ledger
 from vcuda.tls import serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
-from webhook.server.server import Cluster as OnCluster, MakeService
+from webhook.cli import serve
+from webhook.server.server import MakeService, ServeOptions, cluster_service
 
 PLACE = QuotaPlace()
 SYSTEM_NAMESPACE, LEDGER_NAMESPACE = "vcuda-quota", "vcuda-quota-ledgers"
@@ -70,7 +70,8 @@ class Plane(NamedTuple):
 
     def our_service(self) -> MakeService:
         """Return a function that creates an `admission.Service`, the part of the webhook that decides."""
-        return OnCluster(self.kubeconfig("vcuda-webhook"), PLACE, SYSTEM_NAMESPACE, Hints()).make_service
+        options = serve.make_context("serve", ["--kubeconfig", str(self.kubeconfig("vcuda-webhook"))]).params
+        return partial(cluster_service, ServeOptions(**options), end_process)
 
     def ledger(self, namespace: str) -> tuple[Ledger, int]:
         """Return the stored ledger of the namespace, or an empty one, and the size of its ConfigMap in bytes."""

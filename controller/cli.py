@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
+from typing import Any
 
 import click
 import structlog
@@ -24,13 +25,10 @@ from controller.ui.leading import SERVICE, LeaderSource, UsagePage, advertising
 from controller.uninstall import Uninstall
 from controller.violations import violation_watcher
 from vcuda import __version__, cli, errors, logs, tls
-from vcuda.kube import AuthorizerGrace, Kube, QuotaPlace, VersionCheck
-from vcuda.placement.affinity import NodeLabels
+from vcuda.kube import AuthorizerGrace, Kube, VersionCheck
 
 LEADERSHIP_LOST = 1
 """The exit status after the Lease was lost or a loop failed. Kubelet then restarts the container."""
-
-Address = tuple[str, int]
 
 
 def _web_address(_context: click.Context, parameter: click.Parameter, text: str) -> str:
@@ -162,40 +160,7 @@ main.add_command(node)
     " checked. If empty, nothing is checked.",
 )
 @cli.log_level_option
-def run(
-    *,
-    kubeconfig: Path | None,
-    quota_configmap: tuple[str, str],
-    quota_key: str,
-    system_namespace: str,
-    ledger_namespace: str,
-    node_namespace: str,
-    model_label: str,
-    pool_label: str,
-    identity: str | None,
-    lease_seconds: int,
-    storable_seconds: int,
-    full_pass_seconds: int,
-    max_terminating_seconds: int,
-    allocation_timeout: int,
-    dry_run: bool,
-    discover: bool,
-    evict_violations: bool,
-    violations_period: int,
-    status_address: Address,
-    ui_address: Address | None,
-    ui_hosts: tuple[str, ...],
-    ui_advertise: Address | None,
-    ui_docs_url: str,
-    ui_grafana_url: str,
-    extender_address: Address | None,
-    extender_cert_dir: Path | None,
-    extender_client_ca: Path | None,
-    extender_client_name: str,
-    extender_advertise: Address | None,
-    webhook_service: str,
-    log_level: str,
-) -> None:
+def run(**values: Any) -> None:
     """Run a replica of the controller. The replica that holds the Lease is the leader; only the leader acts.
 
     The leader recounts the ledger of each limited namespace from the stored pods, and releases charges of deleted pods.
@@ -233,51 +198,38 @@ def run(
 
     Exit status: 0 stopped; 1 the Lease was lost (restart the command), or Kubernetes is too old; 2 bad input.
     """
-    timing = _recount_timing(storable_seconds, full_pass_seconds, max_terminating_seconds)
-    if ui_advertise and not ui_address:
+    options = manager.RunOptions(**values)
+    _check_resync(options.storable_seconds, options.full_pass_seconds)
+    if options.ui_advertise and not options.ui_address:
         raise click.UsageError("--ui-address is required with --ui-advertise.")
-    logs.configure(log_level)
+    logs.configure(options.log_level)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
         listening = None
-        if extender_address:
-            certificate = _mutual_tls(extender_cert_dir, extender_client_ca)
-            listening = service.Listening(extender_address, certificate, extender_advertise, extender_client_name)
+        if options.extender_address:
+            certificate = _mutual_tls(options.extender_cert_dir, options.extender_client_ca)
+            where, advertised = options.extender_address, options.extender_advertise
+            listening = service.Listening(where, certificate, advertised, options.extender_client_name)
         # The watches, the loops and the extender run in threads, and each thread needs a connection to the API server.
         check = VersionCheck(structlog.get_logger().warning)
-        kube = Kube.connect(kubeconfig, pool_size=16, version_check=check, grace=AuthorizerGrace())
+        kube = Kube.connect(options.kubeconfig, pool_size=16, version_check=check, grace=AuthorizerGrace())
     except errors.BadInput as error:
         cli.fail(str(error))
-    registry, labels = CollectorRegistry(), NodeLabels(model_label, pool_label)
-    leader = manager.Leader(
-        kube,
-        QuotaPlace(*quota_configmap, quota_key),
-        system_namespace,
-        labels,
-        registry,
-        on_fault=_end,
-        ledger_namespace=ledger_namespace,
-        node_namespace=node_namespace,
-        timing=timing,
-        gc=stale_gc.GcOptions(timeout=allocation_timeout, dry_run=dry_run),
-        violations=violation_watcher.ViolationOptions(violations_period, evict_violations),
-        listening=listening,
-        webhook_service=webhook_service,
-        discover=discover,
-    )
+    registry = CollectorRegistry()
+    leader = manager.Leader(kube, options, registry, on_fault=_end, listening=listening)
     # A random part makes the replica's name in the Lease unique. Two replicas with one name would both act as leader.
-    own_name = identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-    lease = (system_namespace, "vcuda-controller")
-    elector = Elector(kube, lease, own_name, timing=LeaseTiming.of(lease_seconds), wait=stop.wait)
+    own_name = options.identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+    lease = (options.system_namespace, "vcuda-controller")
+    elector = Elector(kube, lease, own_name, timing=LeaseTiming.of(options.lease_seconds), wait=stop.wait)
     metrics.register_leading(registry, lambda: elector.is_leading)
-    page = UsagePage(lambda: elector.holder, ui_hosts)
-    source = LeaderSource(kube, leader, ui_docs_url, ui_grafana_url)
-    contexts = [_serve_page(ui_address, page, source, leader)]
-    if ui_advertise:
-        contexts.append(lambda: advertising(kube, system_namespace, ui_advertise))
-    sys.exit(_lead(elector, leader, status_address, registry, contexts))
+    page = UsagePage(lambda: elector.holder, options.ui_hosts)
+    source = LeaderSource(kube, leader, options.ui_docs_url, options.ui_grafana_url)
+    contexts = [_serve_page(options.ui_address, page, source, leader)]
+    if address := options.ui_advertise:
+        contexts.append(lambda: advertising(kube, options.system_namespace, address))
+    sys.exit(_lead(elector, leader, options.status_address, registry, contexts))
 
 
 @main.command("uninstall", context_settings={"auto_envvar_prefix": "VCUDA_UNINSTALL"})
@@ -314,7 +266,7 @@ def run_uninstall(*, kubeconfig: Path | None, ledger_namespace: str, timeout: in
 
 
 def _serve_page(
-    address: Address | None, page: UsagePage, source: LeaderSource, leader: manager.Leader
+    address: manager.Address | None, page: UsagePage, source: LeaderSource, leader: manager.Leader
 ) -> Callable[[], AbstractContextManager[None]]:
     """Serve the usage page if ``address`` is given. It shows data in the context that the returned function makes."""
     if address is None:
@@ -328,7 +280,7 @@ def _serve_page(
 def _lead(
     elector: Elector,
     leader: manager.Leader,
-    address: Address,
+    address: manager.Address,
     registry: CollectorRegistry,
     contexts: Sequence[Callable[[], AbstractContextManager[None]]],
 ) -> int:
@@ -372,13 +324,12 @@ def _mutual_tls(certificate: Path | None, client_ca: Path | None) -> tls.Serving
     return tls.ServingCertificate(certificate, client_ca, client_required=True)
 
 
-def _recount_timing(storable: int, full_pass: int, max_terminating: int) -> charge_ages.RecountTiming:
+def _check_resync(storable: int, full_pass: int) -> None:
     # The recounter may forget the age of a pending charge after one resync period. So the charge
     # must expire earlier.
     if full_pass < 2 * storable:
         message = f"must be at least twice --storable-seconds ({storable}); got {full_pass}."
         raise click.BadParameter(message, param_hint="--full-pass-seconds")
-    return charge_ages.RecountTiming(pending_ttl=storable, full_resync=full_pass, max_terminating=max_terminating)
 
 
 def _end() -> None:

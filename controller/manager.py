@@ -4,8 +4,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
@@ -24,7 +26,7 @@ from vcuda.discovery.names import model_warnings
 from vcuda.kube.metrics import UnreadCollector
 from vcuda.ledger.report import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
-from vcuda.quota.terms import LEDGER_NAMESPACE, NODE_NAMESPACE, SYSTEM_NAMESPACES
+from vcuda.quota.terms import SYSTEM_NAMESPACES
 
 OFFERS = "offers"
 """The key in the queue of changed models for a change of the resources that nodes offer."""
@@ -33,6 +35,45 @@ SILENCE_SECONDS = 3.0
 """If a standby has not seen the leader renew the Lease for this many seconds, the standby recounts the ledgers."""
 STANDBY_POLL_SECONDS = 0.5
 STOP_TIMEOUT_SECONDS = 5.0  # When the leader stops, its loops get this many seconds to finish current writes.
+
+
+Address = tuple[str, int]
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The values of the options of `vcuda-controller run`, which docs/reference.md explains."""
+
+    kubeconfig: Path | None
+    quota_configmap: tuple[str, str]
+    quota_key: str
+    system_namespace: str
+    ledger_namespace: str
+    node_namespace: str
+    model_label: str
+    pool_label: str
+    identity: str | None
+    lease_seconds: int
+    storable_seconds: int
+    full_pass_seconds: int
+    max_terminating_seconds: int
+    allocation_timeout: int
+    dry_run: bool
+    discover: bool
+    evict_violations: bool
+    violations_period: int
+    status_address: Address
+    ui_address: Address | None
+    ui_hosts: tuple[str, ...]
+    ui_advertise: Address | None
+    ui_docs_url: str
+    ui_grafana_url: str
+    extender_address: Address | None
+    extender_cert_dir: Path | None
+    extender_client_ca: Path | None
+    extender_client_name: str
+    extender_advertise: Address | None
+    webhook_service: str
+    log_level: str
 
 
 class Leader:
@@ -47,30 +88,25 @@ class Leader:
     def __init__(
         self,
         kube: k8s.Kube,
-        place: k8s.QuotaPlace,
-        system_namespace: str,
-        labels: NodeLabels,
+        options: RunOptions,
         registry: CollectorRegistry,
         *,
         on_fault: Callable[[], None],
-        ledger_namespace: str = LEDGER_NAMESPACE,
-        node_namespace: str = NODE_NAMESPACE,
-        timing: charge_ages.RecountTiming | None = None,
-        gc: stale_gc.GcOptions | None = None,
-        violations: ViolationOptions | None = None,
         listening: service.Listening | None = None,
-        webhook_service: str = "",
-        discover: bool = False,
     ) -> None:
         self._kube = kube
         self._on_fault = on_fault
         self._threads: list[threading.Thread] = []
-        self._timing = timing or charge_ages.RecountTiming()
+        self._timing = charge_ages.RecountTiming(
+            options.storable_seconds, options.full_pass_seconds, options.max_terminating_seconds
+        )
         self._stopping = threading.Event()
         self._leading = threading.Event()
         self._standby: threading.Thread | None = None
         self._log = structlog.get_logger()
-        system = SYSTEM_NAMESPACES | {system_namespace, ledger_namespace, node_namespace}
+        system_namespace, labels = options.system_namespace, NodeLabels(options.model_label, options.pool_label)
+        system = SYSTEM_NAMESPACES | {system_namespace, options.ledger_namespace, options.node_namespace}
+        place = k8s.QuotaPlace(*options.quota_configmap, options.quota_key)
         self.quota = k8s.QuotaInformer(kube, place, system, self._quota_changed)
         # A pod that the webhook pinned to no GPU model is charged for the model of its node. So a change of a node may
         # change charges in any namespace. Hundreds of nodes may change together, so a queue joins their changes.
@@ -89,7 +125,7 @@ class Leader:
         self.claim_policies = k8s.ClaimPolicies(self.quota, self.nodes, devices)
         store = k8s.LedgerStore(
             kube,
-            ledger_namespace,
+            options.ledger_namespace,
             self.nodes.current,
             self.claim_policies.resources,
             claim_price=self.claim_policies.price,
@@ -111,19 +147,20 @@ class Leader:
         )
         self.grants = GrantFollower(self.quota, self.recounter.known_namespaces, self.recounter.queue.add)
         claims = self.recounter.claims.reflector
-        self.model_labels = ModelLabels(kube, self.nodes, devices, self.recounter.pods, self.quota, writes=discover)
+        pods, writes = self.recounter.pods, options.discover
+        self.model_labels = ModelLabels(kube, self.nodes, devices, pods, self.quota, writes=writes)
         self.dra = k8s.ServedWatches(kube, {**devices.reflectors(), "resourceclaims": claims})
-        gc = gc or stale_gc.GcOptions()
+        gc = stale_gc.GcOptions(timeout=options.allocation_timeout, dry_run=options.dry_run)
         self.claim_retrier = claim_retrier.ClaimRetrier(kube, lambda: self.dra.served)
         self.garbage = self._make_gc(gc, registry)
-        self.violations = self._make_violations(violations or ViolationOptions(), store, registry)
+        eviction = ViolationOptions(options.violations_period, options.evict_violations)
+        self.violations = self._make_violations(eviction, store, registry)
         registry.register(metrics.UsageCollector(self.publisher.reports, self.recounter.reservation_ages))
         registry.register(metrics.ViolationsCollector(self.violations.counts))
         registry.register(metrics.ModelNodesCollector(self.model_labels.counts, self.nodes.current, self.quota.current))
         registry.register(UnreadCollector(self.reflectors))
-        self.certificates = (
-            certificates.CertificateWatch(kube, system_namespace, webhook_service) if webhook_service else None
-        )
+        checked = options.webhook_service
+        self.certificates = certificates.CertificateWatch(kube, system_namespace, checked) if checked else None
         self.registration = registration.RegistrationWatch(kube, self.namespaces.is_evaluated, self.recounter.add_all)
         if self.certificates:
             registry.register(self.certificates)

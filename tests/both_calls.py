@@ -10,13 +10,14 @@ import msgspec
 
 from tests.builders import Manifest, held_to, policy_for, review
 from tests.strategies import MODELS, NODE_NAMES, POOLS, UNKNOWN_NODE, VALUES_OF
-from vcuda.admission_review import AdmissionResponse
+from vcuda.admission_review import AdmissionResponse, ReviewDeadline
 from vcuda.quota.model import Allowance, Limit, NamespaceQuota
 from vcuda.requests.config import parse_config
-from webhook.ledger.ledgers import Ledgers, MemoryLedgers, RecentChoices, ReviewDeadline
-from webhook.review import pod_review
+from webhook.ledger.charging import Ledgers
+from webhook.ledger.ledgers import MemoryLedgers
+from webhook.review import answers
 from webhook.review.context import PolicySnapshot
-from webhook.review.verdicts import Creation
+from webhook.review.decisions import Creation, RecentChoices
 
 DEADLINE = 5.0
 
@@ -38,12 +39,12 @@ class Webhook:
         self._choices = RecentChoices()
 
     def mutate(self, pod: Manifest) -> AdmissionResponse:
-        return asyncio.run(pod_review.mutate(Creation(review(pod), self.policy, self.ledgers, self._choices)))
+        return asyncio.run(answers.mutate(Creation(review(pod), self.policy, self.ledgers, self._choices)))
 
     def validate(self, pod: Manifest) -> AdmissionResponse:
         """Return the answer for the pod with a uid, which the API server adds before it calls /validate."""
         stored = review({**pod, "metadata": {**pod["metadata"], "uid": "u-1"}})
-        return asyncio.run(pod_review.validate(Creation(stored, self.policy, self.ledgers, self._choices)))
+        return asyncio.run(answers.validate(Creation(stored, self.policy, self.ledgers, self._choices)))
 
 
 def validated_on_m40(manifest: Manifest, *allow: Allowance, units: str = "", **policy: Any) -> AdmissionResponse:

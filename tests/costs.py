@@ -20,14 +20,14 @@ import structlog
 from examples.claims import CLASSES, HAMI, NVIDIA, claim, claim_policy, entry, slice_of
 from tests.builders import LABELS, Manifest, vcuda_pod
 from vcuda import admission_review
-from vcuda.admission_review import AdmissionResponse
+from vcuda.admission_review import AdmissionResponse, ReviewDeadline
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.registers import Card
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from vcuda.requests.mig import MigSlices
 from vcuda.requests.resources import CardModels, GpuResources, ProductRow
 from webhook.admission import Gate, Service
-from webhook.ledger.ledgers import MemoryLedgers, ReviewDeadline
+from webhook.ledger.ledgers import MemoryLedgers
 from webhook.metrics import Metrics
 from webhook.review.context import PolicySnapshot
 

@@ -13,8 +13,8 @@ from tests.waiting import PATIENT
 from vcuda.kube import LedgerStore
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
-from webhook.ledger.cluster_ledgers import ClusterLedgers
-from webhook.ledger.ledgers import ChargeRequest, Decision
+from webhook.ledger.charging import ChargeRequest, Decision
+from webhook.ledger.ledgers import ClusterLedgers
 from webhook.ledger.namespace_ledger import FLUSH_SECONDS
 from webhook.metrics import LedgerMetrics
 

@@ -28,7 +28,8 @@ from vcuda.ledger.recount import recount
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from vcuda.quota.terms import STORABLE_SECONDS
-from webhook.ledger.ledgers import ChargeRequest
+from webhook.ledger.batches import decide
+from webhook.ledger.charging import ChargeRequest
 
 TEAM, MODEL = "team-a", "A100"
 ONE = Charge(100, 0, 100)
@@ -186,7 +187,8 @@ class RunningWorld:
     def _charge(self, uid: str, model: str, grace: int) -> bool:
         stored = self._store.open(TEAM)
         charge = ONE if model else Charge()
-        decision = ChargeRequest(TEAM, uid, model, charge, QUOTA, deadline=math.inf, grace=grace).decide(stored.ledger)
+        request = ChargeRequest(TEAM, uid, model, charge, QUOTA, deadline=math.inf, grace=grace)
+        decision = decide(stored.ledger, request)
         if isinstance(decision, Admitted):
             self._store.write(TEAM, decision.ledger, stored)
         return isinstance(decision, Admitted)

@@ -1,17 +1,20 @@
-"""AdmissionReview v1: the request and the response of an admission webhook.
+"""AdmissionReview v1: the request and the response of an admission webhook, and the deadline for the decision.
 
 The source of the fields is k8s.io/api ``admission/v1``, described at
 https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/.
 """
 
 import base64
-from collections.abc import Mapping, Sequence
+import enum
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
-from vcuda.errors import MAX_TEXT_LENGTH, BadReview, Fault, cut
+from vcuda.errors import MAX_TEXT_LENGTH, BadReview, Dropped, DropReason, Fault, VcudaError, cut
 from vcuda.k8s_types import UNDECODABLE, Check, Decoder, K8sStruct, Operation, no_check
 
 API_VERSION = "admission.k8s.io/v1"
@@ -87,11 +90,100 @@ def read_review(body: bytes, check: Check = no_check) -> AdmissionRequest:
     return review.request
 
 
+class TooManySteps(VcudaError):
+    """The event loop must not decide this review, because the decision takes too long."""
+
+
+class ReviewDeadline:
+    """The deadline of an admission review, and whether the caller still waits. Threads may share this object.
+
+    ``steps``: the steps of the decision that the present thread may still do.
+    """
+
+    def __init__(self, end: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
+        self.end = end
+        self.charging = False
+        self.steps: float = math.inf
+        self._clock = clock
+        self._abandoned = False
+
+    @classmethod
+    def after(cls, seconds: float) -> "ReviewDeadline":
+        return cls(time.monotonic() + seconds)
+
+    @property
+    def left(self) -> float:
+        return self.end - self._clock()
+
+    def abandon(self) -> None:
+        self._abandoned = True
+
+    def keep(self) -> None:
+        """Record that the charge of this review may be written from now on. After this call, `check` never raises."""
+        self.charging = True
+
+    def check(self, steps: int = 0, /) -> None:
+        """Raise Dropped if the deadline has passed or the caller has disconnected, but never after a call of `keep`.
+
+        Long work on a review must call this method again and again, so that it stops when nobody waits for the answer.
+        Work that grows with a product of two numbers must first give the number of its ``steps``. Raises TooManySteps
+        if the steps of a review are more than ``self.steps``.
+        """
+        if steps and not self.charging:
+            self.steps -= steps
+            if self.steps < 0:
+                raise TooManySteps
+        # The usual case comes first, because a review of a large pod calls this method tens of thousands of times.
+        if self.charging or (not self._abandoned and self._clock() < self.end):
+            return
+        if self._abandoned:
+            raise Dropped("the caller of this review has disconnected", DropReason.DISCONNECTED)
+        raise Dropped("the deadline of this review has passed", DropReason.LATE)
+
+
+class Outcome(enum.StrEnum):
+    """The decision about one request. docs/reference.md explains each."""
+
+    IGNORED = "ignored"
+    UNLIMITED = "unlimited"
+    SCHEDULER = "scheduler"
+    CLAIMS = "claims"
+    TEMPLATE = "template"
+    MIRROR = "mirror"
+    PINNED = "pinned"
+    CHARGED = "charged"
+    OVER_QUOTA_ALLOWED = "over-quota-allowed"
+    UNPINNED = "unpinned"
+    OVER_QUOTA = "over-quota"
+    OVER_QUOTA_RESERVED = "over-quota-reserved"
+    OVER_QUOTA_PENDING = "over-quota-pending"
+    OVER_QUOTA_NOT_RECOUNTED = "over-quota-not-recounted"
+    OVER_QUOTA_UNCOUNTED = "over-quota-uncounted"
+    NOT_MUTATED = "not-mutated"
+    NOT_ALLOWED = "not-allowed"
+    NOT_PINNED = "not-pinned"
+    MALFORMED = "malformed"
+    BUSY = "busy"
+    UNREADABLE_LEDGER = "unreadable-ledger"
+    LEDGER_LOST = "ledger-lost"
+    TOO_LARGE = "too-large"
+    BAD_REQUEST = "bad-request"
+    QUOTA_ACCEPTED = "quota-accepted"
+    PROBED = "probed"
+    QUOTA_REJECTED = "quota-rejected"
+
+    @property
+    def lacks_quota(self) -> bool:
+        """True if the request is rejected for lack of quota. The same request may be admitted when quota is free."""
+        over = self.startswith("over-quota") and self is not Outcome.OVER_QUOTA_ALLOWED
+        return over or self in (Outcome.BUSY, Outcome.LEDGER_LOST)
+
+
 class AdmissionResponse(msgspec.Struct, frozen=True, gc=False):
     """The decision about one request, before it is encoded."""
 
     outcome: str
-    """The decision in one word, for metrics and logs."""
+    """An `Outcome`, for metrics and logs."""
     allowed: bool = True
     status: HTTPStatus = HTTPStatus.OK
     """The HTTP status of a rejection."""

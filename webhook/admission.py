@@ -12,18 +12,26 @@ import msgspec
 import structlog
 
 from vcuda import errors, k8s_types, kube
-from vcuda.admission_review import MAX_REPAIRED, AdmissionRequest, AdmissionResponse, read_review, write_review
+from vcuda.admission_review import (
+    MAX_REPAIRED,
+    AdmissionRequest,
+    AdmissionResponse,
+    Outcome,
+    ReviewDeadline,
+    TooManySteps,
+    read_review,
+    write_review,
+)
 from vcuda.claims.names import GROUP
 from vcuda.k8s_types import Decoder
-from vcuda.quota.terms import OVER_QUOTA
 from webhook.intake.bodies import MAX_BODY, ReviewHead
 from webhook.intake.large_reviews import PLACES, QUOTA_PLACES, ReviewThread
-from webhook.ledger.ledgers import Ledgers, RecentChoices, ReviewDeadline, SkippedMutate, TooManySteps
+from webhook.ledger.charging import Ledgers
 from webhook.metrics import Metrics
-from webhook.review import claim_review, context, first_limits, pod_review, quota_edit
-from webhook.review.verdicts import Creation
+from webhook.review import answers, context, first_limits, pod_review, quota_edit
+from webhook.review.decisions import Creation, RecentChoices, Simple, SkippedMutate
 
-QUIET = frozenset({"ignored", "unlimited", "mirror", "probed"})
+QUIET = frozenset({Outcome.IGNORED, Outcome.UNLIMITED, Outcome.MIRROR, Outcome.PROBED})
 """The outcomes of reviews of objects to which no quota applies, and of probes. They are logged at level debug only."""
 
 # A thread decides each review of more than 64 KiB, because on the event loop it would delay all other reviews by 1 to 5
@@ -129,7 +137,7 @@ class Service(msgspec.Struct, frozen=True):
 
         ``head``: the uid and the namespace from the first bytes of the review. The other bytes are not read.
         """
-        response = AdmissionResponse("too-large", False, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+        response = AdmissionResponse(Outcome.TOO_LARGE, False, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
         self.metrics.observe(path, response, 0, head.namespace)
         self.log.info("admission", path=path, uid=head.uid, namespace=head.namespace, outcome=response.outcome)
         return write_review(head.uid, response)
@@ -162,34 +170,23 @@ class Service(msgspec.Struct, frozen=True):
         policy = self.policy()
         if path == "/quota":
             # An edit of the quota is decided even if the present quota is malformed, so that an edit can repair it.
-            return await quota_edit.check_edit(
+            verdict = await quota_edit.check_edit(
                 *(request, self.place, policy, ledgers),
                 callers_known=self.callers_known,
                 namespaces=self.namespaces,
                 pods=self.pods,
                 check=deadline.check,
             )
-        is_claim = request.kind.group == GROUP
+            return answers.written(verdict)
         if policy is None:
             # Pods that cannot reach a GPU are admitted even before this replica has read the quota ConfigMap. Otherwise
             # a webhook that has just started would block the cluster. The ConfigMap names the GPU resources. So until
             # it is read, a pod that requests any resource with a domain in its name must be retried.
-            pod = None if is_claim else pod_review.gpu_pod_of(request)
-            if isinstance(pod, AdmissionResponse):
-                return pod
+            pod = None if request.kind.group == GROUP else pod_review.gpu_pod_of(request, None)
+            if isinstance(pod, Simple):
+                return answers.written(pod)
             raise NotReady(NOT_READ)
-        if path == "/mutate":
-            decide = claim_review.mutate if is_claim else pod_review.mutate
-        else:
-            decide = claim_review.validate if is_claim else pod_review.validate
-        try:
-            return await decide(Creation(request, policy, ledgers, self.choices, deadline, self.skipped))
-        # A lost or unreadable ledger is answered with a rejection. The API server would ignore an HTTP error of
-        # /mutate. Then /validate would reject the pod with the misleading reason that the pod is not pinned.
-        except errors.LedgerLost as error:
-            return AdmissionResponse("ledger-lost", False, HTTPStatus.FORBIDDEN, f"{OVER_QUOTA}: {error}")
-        except errors.UnreadableLedger as error:
-            return AdmissionResponse("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+        return await answers.answer(path, Creation(request, policy, ledgers, self.choices, deadline, self.skipped))
 
     def _log(self, path: str, request: AdmissionRequest, response: AdmissionResponse, seconds: float) -> None:
         if response.outcome in QUIET:

@@ -24,8 +24,7 @@ from vcuda.requests.schemes import SCHEMES
 from vcuda.workloads import NO_PODS
 from webhook.check import check as offline, files, quota_edit as checked_edit
 from webhook.review import context
-from webhook.server import app
-from webhook.server.server import Cluster, Failure, MakeService, Settings, WebhookServer, standalone_service
+from webhook.server import app, server
 
 FAILED = 1
 _ANY_CHARACTER = dict.fromkeys(map(ord, WILDCARDS), "x")
@@ -134,33 +133,7 @@ def main() -> None:
 @cli.option("--standalone", is_flag=True, help="Run without a cluster: the quota is in --quota, the ledger in memory.")
 @cli.option("--quota", type=_file, help="File of the quota document or of the quota ConfigMap, for --standalone.")
 @cli.option("--nodes", type=_file, help="File of nodes, devices and stored objects (see `check`), for --standalone.")
-def serve(
-    *,
-    bind: tuple[str, int],
-    cert_dir: Path | None,
-    client_ca: Path | None,
-    client_name: str | None,
-    protect_metrics: bool,
-    kubeconfig: Path | None,
-    quota_configmap: tuple[str, str],
-    quota_key: str,
-    system_namespace: str,
-    ledger_namespace: str,
-    node_namespace: str,
-    storable_seconds: int,
-    max_terminating_seconds: int,
-    scheduler_name: str | None,
-    scheme_schedulers: Mapping[str, str],
-    gpu_runtime_classes: tuple[str, ...],
-    pool_label: str,
-    model_label: str,
-    scheduler_users: frozenset[str],
-    drain_seconds: float,
-    log_level: str,
-    standalone: bool,
-    quota: Path | None,
-    nodes: Path | None,
-) -> None:
+def serve(**values: Any) -> None:
     """Serve the webhook over TLS: /mutate, /validate, /quota, /healthz, /readyz and /metrics.
 
     On a cluster the webhook watches the quota ConfigMap and the nodes. It keeps one ledger per namespace, in which it
@@ -180,40 +153,29 @@ def serve(
     Exit status: 0 if a signal stopped the webhook; 1 if it cannot listen on the address, or if Kubernetes is too old;
     2 for bad input.
     """
-    logs.configure_batched(log_level)
-    hints = Hints(NodeLabels(model_label, pool_label), scheduler_name, scheme_schedulers)
-    if client_ca is None and (client_name or protect_metrics):
+    options = server.ServeOptions(**values)
+    logs.configure_batched(options.log_level)
+    if options.client_ca is None and (options.client_name or options.protect_metrics):
         raise click.UsageError("--client-name and --protect-metrics need --client-ca FILE.")
-    callers = app.Callers(client_ca, client_name, protect_metrics)
-    if standalone:
-        if quota is None:
+    callers = app.Callers(options.client_ca, options.client_name, options.protect_metrics)
+    if options.standalone:
+        if options.quota is None:
             raise click.UsageError("--standalone needs --quota FILE.")
-        embedded = _or_exit(lambda: files.read_cluster(quota, nodes, hints, gpu_runtime_classes, scheduler_users))
-        with nullcontext(cert_dir) if cert_dir else _self_made() as certificates:
-            _run(Settings(bind, certificates, drain_seconds, callers), partial(standalone_service, embedded))
+        given = options.quota, options.nodes, options.hints, options.gpu_runtime_classes, options.scheduler_users
+        embedded = _or_exit(lambda: files.read_cluster(*given))
+        with nullcontext(options.cert_dir) if options.cert_dir else _self_made() as certificates:
+            settings = server.Settings(options.bind, certificates, options.drain_seconds, callers)
+            _run(settings, partial(server.standalone_service, embedded))
         return
-    if cert_dir is None:
+    if options.cert_dir is None:
         raise click.UsageError("--cert-dir DIR is needed; `vcuda-certs issue --dir DIR` makes one.")
-    failure = Failure()
-    place = kube.QuotaPlace(*quota_configmap, quota_key)
-    known = client_ca is not None
-    cluster = Cluster(
-        kubeconfig,
-        place,
-        system_namespace,
-        hints,
-        ledger_namespace,
-        node_namespace,
-        known,
-        failure.end,
-        storable_seconds,
-        gpu_runtime_classes,
-        scheduler_users,
-        max_terminating_seconds,
-    )
-    _or_exit(cluster.check)
+    failure = server.Failure()
+    _or_exit(lambda: kube.Kube.connect(options.kubeconfig).close())  # checks the credentials before the start
     try:
-        _run(Settings(bind, cert_dir, drain_seconds, callers), cluster.make_service)
+        _run(
+            server.Settings(options.bind, options.cert_dir, options.drain_seconds, callers),
+            partial(server.cluster_service, options, failure.end),
+        )
     finally:
         if failure.happened:
             sys.exit(FAILED)
@@ -301,10 +263,9 @@ def check(
     sys.exit(offline.exit_status(rows, strict=strict))
 
 
-def _run(settings: Settings, make_service: MakeService) -> None:
+def _run(settings: server.Settings, make_service: server.MakeService) -> None:
     log = structlog.get_logger()
-    server = _or_exit(lambda: WebhookServer(settings, make_service, lambda url: log.info("listening", url=url)))
-    server.run()
+    _or_exit(lambda: server.WebhookServer(settings, make_service, lambda url: log.info("listening", url=url))).run()
 
 
 def _or_exit(read: Callable[[], T]) -> T:

@@ -18,7 +18,7 @@ from controller.recount import labels
 from vcuda import errors
 from vcuda.discovery.names import model_warnings
 from vcuda.kube.ledger_store import ledger_name
-from vcuda.ledger.text import OtherFormat, read_ledger
+from vcuda.ledger.ledger import OtherFormat, read_ledger
 from vcuda.quota.values import listed
 from vcuda.registration import CANNOT_READ, DECLARED, summary
 

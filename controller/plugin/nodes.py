@@ -28,8 +28,7 @@ from vcuda.discovery.sources import DriverCards, NodeFacts, is_alive, published_
 from vcuda.k8s_types import Decoder
 from vcuda.kube import Kube, QuotaPlace, is_served, segment
 from vcuda.placement.affinity import NodeLabels
-from vcuda.placement.node_states import NodeAvailability, read_state
-from vcuda.placement.nodes import Nodes
+from vcuda.placement.nodes import NodeAvailability, Nodes, read_state
 from vcuda.placement.registers import Registers, read_registers
 from vcuda.quota.model import CORES_PER_CARD, Cores, Limit, Quota, total
 from vcuda.quota.terms import SYSTEM_NAMESPACES, UNASKED_NAMESPACES

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
-from vcuda.quota.terms import CORES_PER_CARD, Mode
+from vcuda.quota.model import CORES_PER_CARD, Mode
 
 BAR = 20
 """The width, in characters, of the bar that shows the used share of a limit."""

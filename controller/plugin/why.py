@@ -15,7 +15,8 @@ from vcuda import errors
 from vcuda.claims.names import API_PATH, CLAIM
 from vcuda.cli import aligned
 from vcuda.ledger.report import NamespaceUse, PodUse
-from vcuda.quota.terms import CORES_PER_CARD, MODEL_ANNOTATION, NO_QUOTA, cards, mebibytes
+from vcuda.quota.model import CORES_PER_CARD, cards, mebibytes
+from vcuda.quota.terms import MODEL_ANNOTATION, NO_QUOTA
 from vcuda.workloads import check_shape, entries, workloads_in
 
 Json = dict[str, Any]

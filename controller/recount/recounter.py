@@ -20,8 +20,7 @@ from vcuda import errors
 from vcuda.kube import OPENING_SECONDS, Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored
 from vcuda.ledger.ledger import LOST, Ledger, Reservation, charges_by_model, is_older
 from vcuda.ledger.recount import Expired, ObservedPods, recount
-from vcuda.ledger.report import NamespaceUse
-from vcuda.ledger.reporting import report
+from vcuda.ledger.report import NamespaceUse, report
 from vcuda.quota.model import NamespaceQuota
 
 MAX_ATTEMPTS = 5
@@ -284,19 +283,21 @@ class Recounter:
         return written
 
     def _recounted(self, namespace: str, ledger: Ledger) -> Ledger:
-        quota = self._quota.current()
+        quota, watch, now = self._quota.current(), self._watching(), self._clock()
+        pending = self._ages.pending(namespace, ledger, watch, now)
+        ended = self._ages.terminating(namespace, ledger, now)
+        reaped = self._ages.reservations(namespace, ledger, watch, now)
+        self._look_again(namespace, pending, ended, reaped)
+        absent = self._absent(namespace, ledger, pending.keys, watch)
+        self._log_expired(namespace, absent, ended.keys, reaped.keys)
+        observed = self._listed(namespace, ledger) if reaped.keys else self._observed(namespace, ledger)
         since = {quota.version if quota else "", self.pods.since if ledger.committed else ""}
-        unsure = self._absent(namespace, ledger)
-        ended, reaped = self._ended(namespace, ledger), self._abandoned(namespace, ledger)
-        observed = self._listed(namespace, ledger) if reaped else self._observed(namespace, ledger)
         newest = max(since, key=lambda version: int(version or 0))
-        return recount(ledger, observed, Expired(unsure.keys(), unsure, ended, reaped), counted_since=newest)
+        return recount(ledger, observed, Expired(absent.keys(), absent, ended.keys, reaped.keys), counted_since=newest)
 
     def _observed(self, namespace: str, ledger: Ledger) -> ObservedPods:
         """Return the pods and claims from the watches, or from LISTs if the ledger is newer than the watches."""
         counted_as_now, observed = self.pods.counts_as_now, self.pods.observed(namespace, self._nodes.current())
-        if self.claims.awaits_pods(namespace):
-            self.queue.add(namespace, AWAIT_PODS_AGAIN_SECONDS)
         if counted_as_now and not is_older(observed.resource_version, ledger.pod_resource_version):
             return msgspec.structs.replace(observed, claims=self.claims.as_new_as(ledger, namespace, observed.extended))
         # A LIST is needed in two cases. In the first case, the quota, a DeviceClass or the cards of a node have
@@ -370,39 +371,32 @@ class Recounter:
     def _watching(self) -> Watch:
         return self._ages.watching(self.pods.since, self.claims.since, self._clock())
 
-    def _abandoned(self, namespace: str, ledger: Ledger) -> Collection[str]:
-        """Return the webhook replicas that have ended and whose reservations have expired."""
-        over = self._ages.reservations(namespace, ledger, self._watching(), self._clock())
-        self._look_again(namespace, over)
-        for replica in over.keys:
-            self._log.info("releasing the reservation of a replica that has ended", namespace=namespace, holder=replica)
-        return over.keys
-
-    def _absent(self, namespace: str, ledger: Ledger) -> Mapping[str, int]:
-        """Return the uids of pods that have expired pending charges and are not stored. They can never be stored.
+    def _absent(self, namespace: str, ledger: Ledger, uids: Collection[str], watch: Watch) -> Mapping[str, int]:
+        """Return those of the ``uids``, of expired pending charges, whose pods are not stored, and never can be.
 
         Each uid comes with the seconds for which the pod's containers may still run: 0 if the pod was never stored.
         """
-        watch = self._watching()
-        over = self._ages.pending(namespace, ledger, watch, self._clock())
-        self._look_again(namespace, over)
-        if not over.keys:
+        if not uids:
             return {}
         # A LIST without a resourceVersion is a quorum read of etcd. So a pod that is missing in the LIST is not stored.
-        absent = set(over.keys) - self._store.stored_uids(namespace)
-        unseen = {uid: self._ages.seconds_unseen(namespace, ledger, uid, watch, self._clock()) for uid in absent}
-        for uid, seconds in unseen.items():
+        absent, now = set(uids) - self._store.stored_uids(namespace), self._clock()
+        return {uid: self._ages.seconds_unseen(namespace, ledger, uid, watch, now) for uid in absent}
+
+    def _log_expired(
+        self, namespace: str, absent: Mapping[str, int], ended: Collection[str], reaped: Collection[str]
+    ) -> None:
+        for uid, seconds in absent.items():
             event = "keeping the charge of a pod that may run" if seconds else "releasing the charge of an unstored pod"
             self._log.info(event, namespace=namespace, uid=uid, may_run_seconds=seconds)
-        return unseen
-
-    def _ended(self, namespace: str, ledger: Ledger) -> Collection[str]:
-        over = self._ages.terminating(namespace, ledger, self._clock())
-        self._look_again(namespace, over)
-        for key in over.keys:
+        for key in ended:
             self._log.info("releasing the charge of a pod deleted before it ended", namespace=namespace, uid=key)
-        return over.keys
+        for replica in reaped:
+            self._log.info("releasing the reservation of a replica that has ended", namespace=namespace, holder=replica)
 
-    def _look_again(self, namespace: str, over: Overdue) -> None:
-        if over.next_in is not None:
-            self.queue.add(namespace, over.next_in)
+    def _look_again(self, namespace: str, *expiring: Overdue) -> None:
+        """Queue the namespace again for the time when the next of its charges expires."""
+        for each in expiring:
+            if each.next_in is not None:
+                self.queue.add(namespace, each.next_in)
+        if self.claims.awaits_pods(namespace):
+            self.queue.add(namespace, AWAIT_PODS_AGAIN_SECONDS)

@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 from webhook import cli
-from webhook.ledger import cluster_ledgers, namespace_ledger
+from webhook.ledger import ledgers, namespace_ledger
 
 COMMAND = (sys.executable, "-m", "tests.e2e.held_clock", "serve")
 """The command line of a webhook whose reservations and flushes (writes of its charges) use a clock of the tests."""
@@ -53,8 +53,8 @@ class HeldClock:
 
 def main() -> None:
     clock = HeldClock(Path(os.environ[HELD_AT]))
-    ledgers = functools.partial(cluster_ledgers.ClusterLedgers, boot_clock=clock, sleep=clock.sleep)
-    with mock.patch.object(cluster_ledgers, "ClusterLedgers", ledgers):
+    held = functools.partial(ledgers.ClusterLedgers, boot_clock=clock, sleep=clock.sleep)
+    with mock.patch.object(ledgers, "ClusterLedgers", held):
         cli.main()
 
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from controller.manager import Leader
-from controller.recount.charge_ages import RecountTiming
+from controller.cli import run
+from controller.manager import Leader, RunOptions
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import (
     LEASE,
@@ -34,8 +35,7 @@ from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess, eventually
 from tools.control_plane import ControlPlane
 from vcuda.errors import Unavailable
-from vcuda.kube import Kube, Params, QuotaPlace, Stream
-from vcuda.placement.affinity import NodeLabels
+from vcuda.kube import Kube, Params, Stream
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_version]
 
@@ -184,11 +184,16 @@ def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
     """Run a leading controller in this process. It knows only the pods of the resourceVersion ``version``."""
     connected = Kube.connect(installation.cluster.kubeconfig, pool_size=16)
     kube = StaleKube(connected.sender, version=version)
-    place = QuotaPlace(installation.quota.namespace, installation.quota.name)
+    place = f"{installation.quota.namespace}/{installation.quota.name}"
     faults: list[str] = []
     registry, on_fault = CollectorRegistry(), partial(faults.append, "a loop")
-    timing = RecountTiming(pending_ttl=1.0, max_terminating=0)  # no kubelet reports here that a deleted pod has ended
-    leader = Leader(kube, place, SYSTEM_NAMESPACE, NodeLabels(), registry, on_fault=on_fault, timing=timing)
+    given = ["--quota-configmap", place, "--system-namespace", SYSTEM_NAMESPACE, "--webhook-service", ""]
+    options = msgspec.structs.replace(
+        RunOptions(**run.make_context("run", given).params),
+        storable_seconds=1,
+        max_terminating_seconds=0,  # no kubelet reports here that a deleted pod has ended
+    )
+    leader = Leader(kube, options, registry, on_fault=on_fault)
     leader.watch()
     leader.lead()
     try:

@@ -22,9 +22,9 @@ from tests.e2e.rest import Answer
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from webhook.ledger.ledgers import MemoryLedgers
+from webhook.review.answers import mutate
 from webhook.review.context import PolicySnapshot
-from webhook.review.pod_review import mutate
-from webhook.review.verdicts import Creation
+from webhook.review.decisions import Creation
 
 EXAMPLES = 60
 ROOMY = NamespaceQuota({model: Limit(10_000) for model in strategies.MODELS}, pools=strategies.POOLS)

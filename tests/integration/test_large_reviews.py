@@ -35,7 +35,7 @@ from tests.integration.reviews import review_of
 from tests.tables import cases
 from tests.waiting import PATIENT
 from vcuda import k8s_types
-from vcuda.admission_review import MAX_PATCH_BYTES, MAX_REPAIRED
+from vcuda.admission_review import MAX_PATCH_BYTES, MAX_REPAIRED, ReviewDeadline
 from vcuda.errors import BadReview, Dropped, DropReason, Unavailable
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Limit, Mode, NamespaceQuota, Usage
@@ -44,7 +44,8 @@ from vcuda.requests.resources import CardModels, GpuResources, ProductRow
 from vcuda.shallow import shallow
 from webhook.admission import LARGE_REVIEW, MAX_REVIEW_STEPS, Gate, Service
 from webhook.intake.large_reviews import PLACES
-from webhook.ledger.ledgers import ChargeRequest, Decision, MemoryLedgers, ReviewDeadline
+from webhook.ledger.charging import ChargeRequest, Decision
+from webhook.ledger.ledgers import MemoryLedgers
 from webhook.metrics import Metrics
 from webhook.review.context import PolicySnapshot, PolicySource
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from controller.cli import run
 from controller.garbage import stale_gc
-from controller.manager import Leader
+from controller.manager import Leader, RunOptions
 from controller.seen_events import REASON
 from controller.ui.document import Document, ModelCards
 from controller.ui.leading import LeaderSource
@@ -21,9 +22,7 @@ from tests.cleaner import POD, START, marks_on
 from tests.processes import eventually
 from tests.quota_map import store_quota
 from tests.waiting import PATIENT
-from vcuda.kube import QuotaPlace
-from vcuda.quota.model import OVER_QUOTA
-from vcuda.quota.terms import LEDGER_NAMESPACE
+from vcuda.quota.terms import LEDGER_NAMESPACE, OVER_QUOTA
 from vcuda.requests.schemes import GPU_MANAGER
 
 
@@ -33,7 +32,9 @@ def leader(api: ApiDouble) -> Iterator[Leader]:
     api.store(POD, allocated_pod(GPU_MANAGER, START, status="Failed"))
     faults: list[str] = []
     registry, on_fault = CollectorRegistry(), partial(faults.append, "a loop")
-    leader = Leader(api.kube, QuotaPlace(), "vcuda-quota", LABELS, registry, on_fault=on_fault)
+    given = ["--model-label", LABELS.model, "--pool-label", LABELS.pool, "--webhook-service", ""]
+    options = RunOptions(**run.make_context("run", given).params)
+    leader = Leader(api.kube, options, registry, on_fault=on_fault)
     yield leader
     leader.stop()
     for reflector in leader.reflectors().values():

@@ -23,7 +23,7 @@ from vcuda.requests.bypasses import could_reach_gpus
 from vcuda.requests.config import parse_config
 from vcuda.requests.runtime_devices import DEVICE_ANNOTATIONS, RuntimeClasses
 from webhook.review.context import PolicySnapshot
-from webhook.review.pod_review import review_of
+from webhook.review.pod_review import read
 
 LIMITS = {"M40": Limit(800)}
 SHARE = {"nvidia.com/vcuda-core": 20, "nvidia.com/vcuda-memory": 100}
@@ -236,9 +236,9 @@ def test_a_quota_that_does_not_enforce_admits_and_reports_it(manifest: Manifest,
 
 @pytest.mark.parametrize("manifest", [row[0] for row in WITH_A_NAME.values()])
 def test_pods_of_unlimited_namespaces_are_not_checked(manifest: Manifest) -> None:
-    answer = review_of(review(manifest), PolicySnapshot(Quota(), Nodes()))
-    assert isinstance(answer, AdmissionResponse)
-    assert answer.outcome in ("ignored", "unlimited")
+    verdict = read(review(manifest), PolicySnapshot(Quota(), Nodes()))
+    assert isinstance(verdict, AdmissionResponse)
+    assert verdict.outcome in ("ignored", "unlimited")
     assert could_reach_gpus(view(manifest))
 
 

@@ -7,8 +7,8 @@ from hypothesis import assume, given, strategies as st
 from tests.both_calls import Webhook, patched
 from tests.builders import LABELS, MODEL, Manifest, held_to, policy_for, vcuda_pod
 from tests.tables import cases
-from vcuda.placement.card_types import MAX_CHOICE, is_named
-from vcuda.placement.nodes import Nodes
+from vcuda.placement.nodes import Nodes, is_named
+from vcuda.placement.placement import MAX_CHOICE
 from vcuda.placement.registers import Card
 from vcuda.quota.model import Limit, NamespaceQuota
 

@@ -14,13 +14,14 @@ from tests.builders import POOL, Manifest, container, pod, required, requirement
 from tests.tables import cases
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
 from vcuda.claims.pin import ClaimPin, write_pin
-from vcuda.placement.node_states import CORDON, NodeStates, Taint
+from vcuda.placement.nodes import CORDON, NodeStates, Taint
 from vcuda.quota.model import Allowance, Charge, Limit, Mode, NamespaceQuota, Quota, Usage
 from vcuda.requests.config import parse_config
-from webhook.ledger.ledgers import ChargeRequest, Decision, MemoryLedgers, RecentChoices, RetryLater
-from webhook.review import claim_review, pod_review
+from webhook.ledger.charging import ChargeRequest, Decision, RetryLater
+from webhook.ledger.ledgers import MemoryLedgers
+from webhook.review import answers
 from webhook.review.context import PolicySnapshot
-from webhook.review.verdicts import Creation
+from webhook.review.decisions import Creation, RecentChoices
 
 QUOTA = NamespaceQuota({"A100": Limit(400), "M40": Limit(200)})
 CONTROLLER = UserInfo("system:serviceaccount:kube-system:resource-claim-controller")
@@ -51,14 +52,12 @@ class Server:
 
     def mutate(self, manifest: Manifest, **fields: object) -> AdmissionResponse:
         request = self._request(manifest, fields)
-        decide = claim_review.mutate if request.kind.group else pod_review.mutate
-        return asyncio.run(decide(Creation(request, self.policy, self.ledgers, self.choices)))
+        return asyncio.run(answers.mutate(Creation(request, self.policy, self.ledgers, self.choices)))
 
     def validate(self, manifest: Manifest, uid: str = "u-1", **fields: object) -> AdmissionResponse:
         stored = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
         request = self._request(stored, fields)
-        decide = claim_review.validate if request.kind.group else pod_review.validate
-        return asyncio.run(decide(Creation(request, self.policy, self.ledgers, self.choices)))
+        return asyncio.run(answers.validate(Creation(request, self.policy, self.ledgers, self.choices)))
 
     def create(self, manifest: Manifest, uid: str = "u-1") -> AdmissionResponse:
         """Send a new object through /mutate and then /validate, as the API server does."""

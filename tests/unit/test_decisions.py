@@ -13,7 +13,7 @@ import structlog
 from structlog.testing import CapturingLogger
 
 from tests.builders import LABELS, Manifest, container, held_to, pod, pod_of_cores, policy_for, review, vcuda_pod
-from vcuda.admission_review import API_VERSION, KIND, GroupVersionKind, UserInfo
+from vcuda.admission_review import API_VERSION, KIND, GroupVersionKind, ReviewDeadline, UserInfo
 from vcuda.errors import (
     MAX_FAULT_LENGTH,
     MAX_FAULTS,
@@ -30,7 +30,8 @@ from vcuda.placement.patches import Hints
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Quota, Usage
 from vcuda.quota.terms import MODELS_ANNOTATION
 from webhook.admission import Gate, NotReady, Service
-from webhook.ledger.ledgers import ChargeRequest, Decision, MemoryLedgers, ReviewDeadline
+from webhook.ledger.charging import ChargeRequest, Decision
+from webhook.ledger.ledgers import MemoryLedgers
 from webhook.ledger.namespace_ledger import TOO_MANY, UNSURE
 from webhook.metrics import Metrics
 from webhook.review.context import PolicySnapshot

@@ -15,22 +15,21 @@ from tests.api_double import ApiDouble
 from tests.builders import MODEL, held_to, nodes, pod_of_cores, quota_faults, review, vcuda_pod
 from tests.quota_map import store_quota
 from tests.tables import cases
-from vcuda.admission_review import AdmissionResponse
+from vcuda.admission_review import AdmissionResponse, ReviewDeadline
 from vcuda.errors import QuotaFault
 from vcuda.kube import QuotaInformer, QuotaPlace
 from vcuda.ledger.ledger import Ledger
-from vcuda.ledger.report import GrantUse
-from vcuda.ledger.reporting import report
+from vcuda.ledger.report import GrantUse, report
 from vcuda.quota.document import parse_quota
 from vcuda.quota.grant_entries import MAX_GRANTS, MAX_RECURRING
 from vcuda.quota.model import Charge, Grant, Limit, NamespaceQuota, Quota
 from vcuda.quota.quota_clock import QuotaClock
 from vcuda.quota.times import UTC, Times, moment_of, read_local_time
 from vcuda.requests.config import parse_config
-from webhook.ledger.ledgers import MemoryLedgers, ReviewDeadline
+from webhook.ledger.ledgers import MemoryLedgers
+from webhook.review.answers import mutate, validate
 from webhook.review.context import PolicySnapshot
-from webhook.review.pod_review import mutate, validate
-from webhook.review.verdicts import Creation
+from webhook.review.decisions import Creation
 
 BERLIN = ZoneInfo("Europe/Berlin")
 GIB = 1024

@@ -14,7 +14,7 @@ from vcuda.errors import ListOverdue, Unavailable
 from vcuda.kube import turns
 from vcuda.kube.turns import QUICK_SECONDS as QUICK, REST_PER_SECOND, SLOW_FOR_SECONDS, SLOW_SECONDS as SLOW, ListTurns
 from vcuda.ledger.ledger import Admitted
-from webhook.ledger.ledgers import PutOff, RetryLater
+from webhook.ledger.charging import PutOff, RetryLater
 
 
 @pytest.fixture(autouse=True)

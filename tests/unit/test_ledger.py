@@ -17,10 +17,12 @@ from vcuda.ledger.ledger import (
     TooManyPending,
     admit,
     charges_by_model,
+    is_counted_before,
     is_older,
 )
-from vcuda.ledger.recount import Expired, ObservedClaims, ObservedPods, is_counted_before, recount
-from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage, total
+from vcuda.ledger.recount import Expired, ObservedClaims, ObservedPods, recount
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage, total
+from vcuda.quota.shortage import Shortage
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(200, 1000)})
 CARD = Pending("M40", Charge(100, 0, 100))

@@ -22,7 +22,7 @@ from vcuda.errors import Unavailable
 from vcuda.ledger.ledger import MAX_PENDING, Admitted, Ledger, Pending, Rejected
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.requests.resources import GpuResources
-from webhook.ledger.ledgers import PutOff
+from webhook.ledger.charging import PutOff
 from webhook.ledger.namespace_ledger import CACHED_USAGE_SECONDS
 
 

@@ -23,7 +23,7 @@ from tests.waiting import PATIENT
 from vcuda.errors import Unavailable, UnreadableLedger
 from vcuda.ledger.ledger import Admitted
 from vcuda.quota.model import Charge
-from webhook.ledger.ledgers import Decision, PutOff
+from webhook.ledger.charging import Decision, PutOff
 from webhook.ledger.namespace_ledger import TOO_MANY, UNSURE
 
 # Tests with other writers

@@ -6,8 +6,7 @@ import pytest
 from tests.builders import LABELS, MODEL, nodes
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import FULL, LOST, Ledger, Pending, Reservation, Terminating
-from vcuda.ledger.report import MAX_REPORTED_PODS, ModelUse, NamespaceUse, PodUse
-from vcuda.ledger.reporting import FULL_WARNING, report
+from vcuda.ledger.report import FULL_WARNING, MAX_REPORTED_PODS, ModelUse, NamespaceUse, PodUse, report
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
 

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from tests.tables import cases
-from vcuda.ledger.ledger import MAX_PENDING, Ledger, Pending, Terminating
-from vcuda.ledger.text import read_ledger, write_ledger
-from vcuda.quota.model import Charge, total
-from vcuda.quota.terms import MAX_CARD_SHARES
+from vcuda.ledger.ledger import MAX_PENDING, Ledger, Pending, Terminating, read_ledger, write_ledger
+from vcuda.quota.model import MAX_CARD_SHARES, Charge, total
 from vcuda.requests.pod_request import MAX_UNITS
 
 ANY_PARTS = st.builds(Fraction, st.integers(0, 10**6), st.sampled_from((1, 2, 3, 6, 7, 8, 14, 42, 47, 10_000)))

@@ -9,7 +9,9 @@ from hypothesis import example, given, strategies as st
 from tests.replicas import Clock
 from vcuda.ledger.ledger import Admitted
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage, total
-from webhook.ledger.ledgers import CHOICE_SECONDS, ChargeRequest, MemoryLedgers, RecentChoices
+from webhook.ledger.charging import ChargeRequest
+from webhook.ledger.ledgers import MemoryLedgers
+from webhook.review.decisions import CHOICE_SECONDS, RecentChoices
 
 CARD = Charge(100, 0, 100)
 SHARE = Charge(20, 512)

@@ -10,14 +10,13 @@ from tests.builders import LABELS, container, pod, view
 from tests.tables import cases
 from vcuda.errors import QuotaFault
 from vcuda.ledger.ledger import Admitted, Ledger, Pending, Reservation, admit
-from vcuda.ledger.report import ModelUse, NamespaceUse
-from vcuda.ledger.reporting import report
-from vcuda.placement.choice import Choice, Option, choose
+from vcuda.ledger.report import ModelUse, NamespaceUse, report
+from vcuda.placement.choice import Choice, Option, Rule, choose
 from vcuda.placement.nodes import Nodes
 from vcuda.quota import grant_words
 from vcuda.quota.changes import beyond, changes
-from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Shortage, Usage, fits
-from vcuda.quota.preference import Rule
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage, fits
+from vcuda.quota.shortage import Shortage
 from vcuda.requests.config import parse_config
 from vcuda.requests.pod_request import read_request
 from webhook.ledger.reservations import Demand, plan

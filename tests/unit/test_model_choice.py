@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import pytest
 
 from tests.tables import cases
-from vcuda.placement.choice import Choice, choose, choose_regardless
+from vcuda.placement.choice import PLACES, Choice, Rule, choose, choose_regardless
 from vcuda.placement.placement import Candidates
-from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage
-from vcuda.quota.preference import PLACES, Rule
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
+from vcuda.quota.shortage import Shortage
 
 ALL = ("M40", "P100", "A100")
 QUOTA = NamespaceQuota({model: Limit(800) for model in ALL})

@@ -14,15 +14,16 @@ from tests.both_calls import creation
 from tests.builders import LABELS, MODEL, Manifest, held_to, quota_faults, review, vcuda_pod
 from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse, GroupVersionKind
+from vcuda.placement.choice import MAX_CHARACTERS, Rule, ordered_models, read_wish
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
-from vcuda.quota.preference import MAX_CHARACTERS, Rule, ordered_models, read_wish
 from vcuda.quota.terms import MODELS_ANNOTATION
-from webhook.ledger.ledgers import ChargeRequest, MemoryLedgers
-from webhook.review import claim_review, pod_review
+from webhook.ledger.charging import ChargeRequest
+from webhook.ledger.ledgers import MemoryLedgers
+from webhook.review import answers
 from webhook.review.context import PolicySnapshot
-from webhook.review.verdicts import Creation
+from webhook.review.decisions import Creation
 
 QUOTA = NamespaceQuota({"T4": Limit(800), "A100": Limit(200), "H100": Limit(100)})
 OTHERS = NamespaceQuota({"L40S": Limit(800)})
@@ -49,8 +50,7 @@ def mutated(
         asyncio.run(ledgers.charge(given))
     group, _, version = manifest["apiVersion"].rpartition("/")
     request = review(manifest, kind=GroupVersionKind(group, version, manifest["kind"]))
-    mutate = claim_review.mutate if group else pod_review.mutate
-    return asyncio.run(mutate(Creation(request, policy(quota), ledgers)))
+    return asyncio.run(answers.mutate(Creation(request, policy(quota), ledgers)))
 
 
 def pod(wish: str | None = None, **fields: Any) -> Manifest:
@@ -135,7 +135,7 @@ def test_validate_never_reads_the_annotation() -> None:
         stored = pod(wish, affinity=held_to("A100"))
         stored["metadata"]["uid"] = "one"
         ledgers = MemoryLedgers()
-        answer = asyncio.run(pod_review.validate(creation(stored, policy(), ledgers)))
+        answer = asyncio.run(answers.validate(creation(stored, policy(), ledgers)))
         assert (answer.outcome, answer.model) == ("charged", "A100")
 
 

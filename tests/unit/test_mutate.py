@@ -14,8 +14,10 @@ from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
-from webhook.ledger.ledgers import ChargeRequest, MemoryLedgers, RecentChoices, RetryLater
-from webhook.review.pod_review import mutate
+from webhook.ledger.charging import ChargeRequest, RetryLater
+from webhook.ledger.ledgers import MemoryLedgers
+from webhook.review.answers import mutate
+from webhook.review.decisions import RecentChoices
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(200)})
 FORGED = {"tencent.com/gpu-assigned": "true"}

@@ -10,17 +10,10 @@ from tests.replicas import Clock, Replica, asked
 from vcuda.errors import BadReview, NotFound, Unavailable
 from vcuda.ledger.ledger import Admitted
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
-from webhook.ledger.cluster_ledgers import ClusterLedgers
-from webhook.ledger.ledgers import (
-    IDLE_SECONDS,
-    MAX_KNOWN_NAMESPACES,
-    TOO_MANY_NAMESPACES,
-    ByNamespace,
-    ChargeRequest,
-    MemoryLedgers,
-    RecentChoices,
-)
+from webhook.ledger.charging import TOO_MANY_NAMESPACES, ChargeRequest
+from webhook.ledger.ledgers import IDLE_SECONDS, MAX_KNOWN_NAMESPACES, ByNamespace, ClusterLedgers, MemoryLedgers
 from webhook.review import namespaces
+from webhook.review.decisions import RecentChoices
 from webhook.review.namespaces import FOUND_SECONDS, MISSING_SECONDS, ExistingNamespaces
 
 

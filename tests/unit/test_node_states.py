@@ -13,8 +13,7 @@ from tests.both_calls import Webhook, patched
 from tests.builders import LABELS, MODEL, Manifest, container, held_to, pod, policy_for, vcuda_pod, view
 from tests.tables import cases
 from vcuda.k8s_types import Node, Toleration
-from vcuda.placement.node_states import MAX_TAINTS, NodeAvailability, NodeStates, Taint, read_state
-from vcuda.placement.nodes import Nodes
+from vcuda.placement.nodes import MAX_TAINTS, NodeAvailability, Nodes, NodeStates, Taint, read_state
 from vcuda.placement.placement import find_candidates
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Limit, Mode, NamespaceQuota

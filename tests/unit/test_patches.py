@@ -18,9 +18,8 @@ from tests.node_selection import may_run_on
 from tests.strategies import MODELS, NODE_NAMES, POOLS
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.affinity import NodeLabels
-from vcuda.placement.card_types import CardTypes, annotations_for
-from vcuda.placement.nodes import Nodes
-from vcuda.placement.patches import Hints, patch_for, unpinned_patch
+from vcuda.placement.nodes import CardTypes, Nodes
+from vcuda.placement.patches import Hints, annotations_for, patch_for, unpinned_patch
 from vcuda.quota.model import Mode, NamespaceQuota, Quota
 from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.requests.pod_request import read_request

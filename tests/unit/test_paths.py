@@ -15,11 +15,10 @@ from tests.builders import LABELS, review, vcuda_pod
 from tests.recounting import PENDING, Recounting
 from tests.replicas import Replica
 from tests.traced import modules_of
-from vcuda.admission_review import AdmissionReview
+from vcuda.admission_review import AdmissionReview, ReviewDeadline
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from webhook.admission import Gate, Service
-from webhook.ledger.ledgers import ReviewDeadline
 from webhook.metrics import Metrics
 from webhook.review.context import PolicySnapshot
 

@@ -18,8 +18,7 @@ from tests.tables import cases
 from tests.unit.test_registration import OF_POLICY, OF_VALIDATING, documents, path_of, with_webhooks
 from vcuda.errors import ApiError, Forbidden, Unavailable, VcudaError
 from vcuda.kube import Kube
-from vcuda.ledger.ledger import Ledger, Reservation
-from vcuda.ledger.text import write_ledger
+from vcuda.ledger.ledger import Ledger, Reservation, write_ledger
 from vcuda.registration import CALLED, PROBE
 from vcuda.tls import serving_files
 from vcuda.x509 import Names, make_authority, make_leaf

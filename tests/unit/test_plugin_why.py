@@ -15,7 +15,8 @@ from tests.unit.test_plugin_rejections import DENIED, event, store
 from vcuda.claims.names import API_PATH
 from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.errors import ApiError
-from vcuda.quota.model import Charge, Limit, Shortage, Usage, exceeded
+from vcuda.quota.model import Charge, Limit, Usage
+from vcuda.quota.shortage import Shortage, exceeded
 from vcuda.quota.terms import UNSTORED_CAUSE
 
 TEAM = "/namespaces/team-a"

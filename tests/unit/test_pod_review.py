@@ -8,10 +8,12 @@ import pytest
 
 from tests.builders import container, pod, policy_for, review, vcuda_pod
 from tests.tables import cases
-from vcuda.admission_review import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
+from vcuda.admission_review import AdmissionRequest, AdmissionResponse, GroupVersionKind, Outcome, UserInfo
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota
+from webhook.review.answers import written
 from webhook.review.context import PolicySnapshot
-from webhook.review.pod_review import PodReview, review_of
+from webhook.review.decisions import Rejection
+from webhook.review.pod_review import PodReview, read
 
 QUOTA = NamespaceQuota({"M40": Limit(800)})
 POLICY = policy_for(QUOTA)
@@ -21,14 +23,14 @@ NODE = UserInfo("system:node:gpu-1", ("system:nodes", "system:authenticated"))
 
 
 def outcome(request: AdmissionRequest, policy: PolicySnapshot = POLICY) -> str:
-    answer = review_of(request, policy)
-    assert isinstance(answer, AdmissionResponse)
-    assert answer == AdmissionResponse(answer.outcome), "admitted without a patch, a warning or a message"
-    return answer.outcome
+    verdict = read(request, policy)
+    assert isinstance(verdict, AdmissionResponse)
+    assert verdict == AdmissionResponse(verdict.outcome), "admitted without a patch, a warning or a message"
+    return verdict.outcome
 
 
 def limited(request: AdmissionRequest, policy: PolicySnapshot = POLICY) -> PodReview:
-    found = review_of(request, policy)
+    found = read(request, policy)
     assert isinstance(found, PodReview)
     return found
 
@@ -94,8 +96,10 @@ def test_only_creation_is_decided_and_no_subresource(fields: dict[str, str]) -> 
 def test_another_kind_is_rejected_as_a_mistake_of_the_configuration(kind: GroupVersionKind, named: str) -> None:
     """If the object were admitted, nobody would notice that the rules of the webhook configuration are wrong."""
     message = f"this webhook reviews pods, not {named}; correct the webhook's rules"
+    verdict = read(review(vcuda_pod(), kind=kind), POLICY)
+    assert verdict == Rejection(Outcome.BAD_REQUEST, message)
     answer = AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
-    assert review_of(review(vcuda_pod(), kind=kind), POLICY) == answer
+    assert written(verdict) == answer
 
 
 @cases(
@@ -107,8 +111,9 @@ def test_another_kind_is_rejected_as_a_mistake_of_the_configuration(kind: GroupV
     nested_very_deeply=b'{"spec": {"containers": ' + b"[" * 100_000,
 )
 def test_an_object_that_is_no_pod_is_rejected(raw: bytes) -> None:
-    answer = review_of(review(None, object=msgspec.Raw(raw)), POLICY)
-    assert isinstance(answer, AdmissionResponse)
+    verdict = read(review(None, object=msgspec.Raw(raw)), POLICY)
+    assert isinstance(verdict, Rejection)
+    answer = written(verdict)
     assert (answer.outcome, answer.allowed, answer.status) == ("malformed", False, HTTPStatus.BAD_REQUEST)
     assert answer.message.startswith("the pod cannot be read: ")
 
@@ -126,9 +131,9 @@ def test_an_object_that_is_no_pod_is_rejected(raw: bytes) -> None:
     an_entry_without_a_model=(Quota({"team-a": NamespaceQuota({})}), "team-a", True),
 )
 def test_a_namespace_is_limited_if_it_has_a_quota(quota: Quota, namespace: str, limited: bool) -> None:
-    found = review_of(review(vcuda_pod(), namespace), PolicySnapshot(quota, POLICY.nodes))
+    found = read(review(vcuda_pod(), namespace), PolicySnapshot(quota, POLICY.nodes))
     assert isinstance(found, PodReview) is limited
-    assert limited or found == AdmissionResponse("unlimited")
+    assert limited or found == AdmissionResponse(Outcome.UNLIMITED)
 
 
 # Tests of mirror pods

@@ -29,6 +29,7 @@ from vcuda.requests.resources import BUILT_IN, CardModels, ProductRow
 from vcuda.requests.schemes import HAMI
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review import first_limits, quota_edit
+from webhook.review.answers import written
 from webhook.review.context import PolicySnapshot
 from webhook.review.first_limits import MAX_NAMED_NAMESPACES, UNNAMED, Pods
 from webhook.review.quota_edit import (
@@ -75,7 +76,7 @@ def edited(
     manifest = {"kind": "ConfigMap", "metadata": {"name": "gpuquota"}, "data": data}
     given = {"kind": CONFIG_MAP, "namespace": "kube-system", "name": "gpuquota", "operation": "UPDATE", **fields}
     sent = review(manifest, **given), PLACE, policy, ledgers or Used()
-    return asyncio.run(check_edit(*sent, callers_known=callers_known, namespaces=namespaces, pods=pods))
+    return written(asyncio.run(check_edit(*sent, callers_known=callers_known, namespaces=namespaces, pods=pods)))
 
 
 def warnings(document: str, policy: PolicySnapshot | None = NOBODY, **used: Charge | Usage | VcudaError) -> list[str]:

@@ -7,17 +7,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.tables import cases
-from vcuda.quota.model import (
-    Charge,
-    Limit,
-    NamespaceQuota,
-    Quota,
-    Shortage,
-    Usage,
-    cards,
-    fits,
-    free_of,
-)
+from vcuda.ledger.ledger import Ledger, Pending, Reservation, Terminating, charges_by_model, read_ledger, write_ledger
+from vcuda.placement.choice import free_of
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage, cards, fits, total
+from vcuda.quota.shortage import Shortage
+from webhook.ledger.reservations import Demand, plan
 
 CHARGES = st.builds(Charge, st.integers(0, 2000), st.integers(0, 100_000), st.integers(0, 2000))
 LIMITS = st.builds(Limit, st.integers(0, 2000), st.none() | st.integers(1, 200_000))
@@ -155,6 +149,33 @@ def test_charges_add_up_in_any_order_and_a_peak_is_never_below_either(a: Charge,
     peak = a.peak(b)
     for one in (a, b):
         assert peak.covers(one)
+
+
+@pytest.mark.parametrize("field", Charge.__struct_fields__)
+def test_no_arithmetic_drops_an_amount_of_a_charge(field: str) -> None:
+    """The fields are read from the class, so a new amount that some operation drops fails this test."""
+    one, three, five = (Charge(**{field: amount}) for amount in (1, 3, 5))
+    assert one + one + one == three == one * 3 == five.mean(2) == one.peak(three) == three.minimum(five)
+    assert five - one - one == three == total([one, one, one])
+    assert five.covers(three)
+    assert not one.covers(three)
+    reserved = {"replica": Reservation({"M40": five}, 1)}
+    pending, terminating = {"uid": Pending("M40", three)}, {"key": Terminating("M40", five, 30)}
+    ledger = Ledger({"M40": one}, "1", pending, terminating, claimed={"M40": three}, reserved=reserved)
+    assert read_ledger(write_ledger(ledger)) == ledger
+    assert ledger.usage("M40") == Usage(Charge(**{field: 17}), three, five, five)
+    assert charges_by_model([("M40", one), ("M40", three), ("M40", one)]) == {"M40": five}
+
+
+@pytest.mark.parametrize("field", Charge.__struct_fields__)
+def test_no_amount_of_a_charge_is_dropped_from_a_reservation(field: str) -> None:
+    asked = Charge(100, 100, 100)
+    asked = msgspec.structs.replace(asked, **{field: 200})
+    demand = Demand(lambda: 0.0)
+    for uid in "abcdefgh":
+        demand.add(uid, "M40", asked)
+    reserved = plan(Ledger(), NamespaceQuota({"M40": Limit(1_000_000)}), demand).charges["M40"]
+    assert getattr(reserved, field) == 2 * min(msgspec.structs.astuple(reserved)) > 0
 
 
 @given(CHARGES, CHARGES)

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from tools.reference import events, flags, keys, metrics, outcomes, page
 from tools.reference.sources import ROOT, sentences
+from vcuda.admission_review import Outcome
 from vcuda.requests.mig import PROFILE
 from vcuda.requests.resources import BUILT_IN, CLASS_RESOURCE
 
@@ -27,12 +28,12 @@ OF_USERS = tuple(
         "vcuda.claims": "charges digest request",
         "vcuda.discovery": "discovered names",
         "vcuda.kube": "informers ledger_store turns",
-        "vcuda.placement": "affinity card_types choice node_states patches placement serving",
-        "vcuda.quota": "card_memory document grant_entries grant_words model preference values",
+        "vcuda.placement": "affinity choice nodes patches placement",
+        "vcuda.quota": "card_memory document grant_entries grant_words model shortage values",
         "vcuda.requests": "config bypasses pod_request scheme_settings",
         "webhook": "admission",
-        "webhook.ledger": "ledgers namespace_ledger",
-        "webhook.review": "claim_review models pod_review quota_edit verdicts",
+        "webhook.ledger": "charging namespace_ledger",
+        "webhook.review": "answers claim_review decisions pod_review quota_edit",
     }.items()
     for name in names.split()
 )
@@ -132,7 +133,7 @@ def test_exactly_the_used_annotations_and_labels_are_documented() -> None:
 
 
 def test_exactly_the_possible_outcomes_are_documented() -> None:
-    assert outcomes.in_the_source() == outcomes.OUTCOMES.keys()
+    assert set(Outcome) == outcomes.OUTCOMES.keys()
     assert outcomes.incidents() == outcomes.INCIDENTS.keys()
 
 

@@ -22,7 +22,8 @@ from tests.tables import cases
 from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.placement.nodes import Nodes
-from vcuda.quota.model import NOT_MUTATED, OVER_QUOTA, Limit, NamespaceQuota
+from vcuda.quota.model import NOT_MUTATED, Limit, NamespaceQuota
+from vcuda.quota.terms import OVER_QUOTA
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(800)})
 ONE, TWO = {"tencent.com/vcuda-core": 100}, {"tencent.com/vcuda-core": 200}

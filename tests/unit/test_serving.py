@@ -11,8 +11,8 @@ from tests.builders import LABELS, MODEL, Manifest, held_to, policy_for, require
 from tests.tables import cases
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import Hints
+from vcuda.placement.placement import HOSTNAME, MAX_AVOIDED, MAX_AVOIDED_LENGTH, reaches
 from vcuda.placement.registers import Card, Registers
-from vcuda.placement.serving import HOSTNAME, MAX_AVOIDED, MAX_AVOIDED_LENGTH, reaches
 from vcuda.quota.model import Limit, Mode, NamespaceQuota
 from vcuda.requests.config import parse_config
 from vcuda.requests.resources import GpuResources

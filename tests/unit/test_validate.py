@@ -16,17 +16,13 @@ from tests.replicas import Clock
 from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.patches import Hints
-from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Shortage, Usage
+from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Usage
+from vcuda.quota.shortage import Shortage
 from vcuda.quota.terms import MODEL_ANNOTATION, UNSTORED_CAUSE
-from webhook.ledger.ledgers import (
-    MAX_KNOWN_NAMESPACES,
-    SKIPPED_SECONDS,
-    ChargeRequest,
-    MemoryLedgers,
-    PutOff,
-    SkippedMutate,
-)
-from webhook.review.pod_review import mutate, validate
+from webhook.ledger.charging import ChargeRequest, PutOff
+from webhook.ledger.ledgers import MAX_KNOWN_NAMESPACES, MemoryLedgers
+from webhook.review.answers import mutate, validate
+from webhook.review.decisions import SKIPPED_SECONDS, SkippedMutate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 1000)})
 POOLED = NamespaceQuota({"M40": Limit(800)}, pools=("public", "lab"))

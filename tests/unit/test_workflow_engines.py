@@ -12,13 +12,15 @@ from tests.both_calls import creation
 from tests.builders import pod_of_cores
 from tests.tables import cases
 from tools.reference import claims, pods
-from vcuda.admission_review import AdmissionResponse
+from vcuda.admission_review import AdmissionResponse, Outcome
 from vcuda.ledger.ledger import Rejected
-from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
+from vcuda.quota.shortage import Shortage
 from vcuda.quota.terms import OVER_QUOTA, reports_shortage
-from webhook.ledger.ledgers import CROWDED, Decision, PutOff
+from webhook.ledger.charging import CROWDED, Decision, PutOff
 from webhook.ledger.namespace_ledger import TOO_MANY, UNSURE
-from webhook.review.pod_review import validate
+from webhook.review.answers import validate, written
+from webhook.review.decisions import Rejection
 
 RULES: Mapping[str, Callable[[int, str], bool]] = {
     # workflow/util (isExceededQuotaErr): a transient error, so the workflow creates the pod again.
@@ -67,6 +69,16 @@ def test_every_project_waits_after_a_rejection_that_ends_when_quota_is_free(name
     assert answer.message.startswith("exceeded quota: ")
     assert RULES[project](answer.status, answer.message)
     assert answer.retry_after is None
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_a_rejection_for_lack_of_quota_says_so_by_its_outcome_and_by_its_words(outcome: Outcome) -> None:
+    assert reports_shortage(written(Rejection(outcome, "why")).message) is outcome.lacks_quota
+
+
+@pytest.mark.parametrize("name", WAITED_FOR)
+def test_the_outcome_tells_that_quota_is_missing(name: str) -> None:
+    assert Outcome(answer_to(WAITED_FOR[name]).outcome).lacks_quota
 
 
 @pytest.mark.parametrize("project", RULES)

@@ -17,19 +17,19 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
+from controller.cli import run
 from controller.extender.service import Listening
 from controller.garbage.node.agent import SweepMetrics
-from controller.manager import Leader
+from controller.manager import Leader, RunOptions
 from controller.metrics import register_leading
 from tools.reference.markdown import code, listed, table
 from tools.reference.sources import strings
-from vcuda.kube import Kube, QuotaPlace
-from vcuda.placement.affinity import NodeLabels
-from vcuda.placement.patches import Hints
+from vcuda.kube import Kube, end_process
 from vcuda.tls import ServingCertificate, serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
+from webhook.cli import serve
 from webhook.review.context import ClusterPolicy
-from webhook.server.server import Cluster, export_load
+from webhook.server.server import ServeOptions, cluster_service, export_load
 
 _NAME = re.compile(r"vcuda_[a-z0-9_]+")
 _NOWHERE = """{apiVersion: v1, kind: Config, current-context: none, users: [{name: none, user: {}}],
@@ -81,9 +81,9 @@ def _table(found: tuple[Family, ...]) -> str:
 
 
 def _webhook(kubeconfig: Path, certificate: ServingCertificate) -> CollectorRegistry:
-    cluster = Cluster(kubeconfig, QuotaPlace(), "vcuda-quota", Hints())
+    options = serve.make_context("serve", ["--kubeconfig", str(kubeconfig)]).params
     with mock.patch.object(ClusterPolicy, "start"):  # Without this mock, the service would start to watch a cluster.
-        service = cluster.make_service(certificate)
+        service = cluster_service(ServeOptions(**options), end_process, certificate)
     export_load(service, mock.Mock(connections=0, shed=0, overdue=0, client_expiry=0))
     return service.metrics.registry
 
@@ -91,16 +91,8 @@ def _webhook(kubeconfig: Path, certificate: ServingCertificate) -> CollectorRegi
 def _leader(kubeconfig: Path, listening: Listening | None) -> CollectorRegistry:
     registry = CollectorRegistry()
     kube = Kube.connect(kubeconfig)
-    Leader(
-        kube,
-        QuotaPlace(),
-        "vcuda-quota",
-        NodeLabels(),
-        registry,
-        on_fault=lambda: None,
-        listening=listening,
-        webhook_service="vcuda-webhook",
-    )
+    options = RunOptions(**run.make_context("run", []).params)
+    Leader(kube, options, registry, on_fault=lambda: None, listening=listening)
     register_leading(registry, lambda: True)
     return registry
 

@@ -10,9 +10,8 @@ from examples import claims
 from examples.discovery import A100, A100_PRODUCT, DELETED, NAME, T4, features, found_on, hami, labelled, node
 from tools.reference.told import Chapter, Told
 from vcuda.discovery.names import model_warnings
-from vcuda.ledger.report import ModelUse, NamespaceUse
-from vcuda.ledger.reporting import FULL_WARNING
-from vcuda.placement.node_states import CORDON, NOT_READY, NodeAvailability, Taint
+from vcuda.ledger.report import FULL_WARNING, ModelUse, NamespaceUse
+from vcuda.placement.nodes import CORDON, NOT_READY, NodeAvailability, Taint
 
 
 def chapters() -> tuple[Chapter, ...]:

@@ -2,75 +2,80 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from controller.garbage.node.names import KeepReason
 from controller.violations.violation_watcher import EvictionOutcome
 from controller.violations.violations import ViolationKind
 from tools.reference.markdown import code, table
 from tools.reference.others import removal_rules
-from tools.reference.sources import calls
+from vcuda.admission_review import Outcome
 from vcuda.kube import Counts
 from vcuda.requests.schemes import SCHEMES
 
-OUTCOMES = {
-    "ignored": (
+OUTCOMES: Mapping[str, str] = {
+    Outcome.IGNORED: (
         "the request does not create a pod or claim that requests GPUs; at `/quota`: the object is not the quota"
         " ConfigMap"
     ),
-    "unlimited": "the namespace has no quota",
-    "scheduler": "the scheduler created the claim for the extended resources of a pod, and only the pod is charged",
-    "claims": "the pod requests GPUs only by claims, and each claim is charged separately",
-    "template": "the object is a ResourceClaimTemplate, which is not charged",
-    "mirror": "the pod is the mirror of a static pod, which already runs, and was created by a kubelet",
-    "pinned": "`/mutate` pinned the pod or claim to a model",
-    "charged": "`/validate` charged the pod or claim, which is within the quota",
-    "over-quota-allowed": (
+    Outcome.UNLIMITED: "the namespace has no quota",
+    Outcome.SCHEDULER: (
+        "the scheduler created the claim for the extended resources of a pod, and only the pod is charged"
+    ),
+    Outcome.CLAIMS: "the pod requests GPUs only by claims, and each claim is charged separately",
+    Outcome.TEMPLATE: "the object is a ResourceClaimTemplate, which is not charged",
+    Outcome.MIRROR: "the pod is the mirror of a static pod, which already runs, and was created by a kubelet",
+    Outcome.PINNED: "`/mutate` pinned the pod or claim to a model",
+    Outcome.CHARGED: "`/validate` charged the pod or claim, which is within the quota",
+    Outcome.OVER_QUOTA_ALLOWED: (
         "`/validate` admitted and charged the pod or claim, although it is over quota: the mode is `warn` or `audit`"
     ),
-    "unpinned": (
+    Outcome.UNPINNED: (
         "the pod or claim was admitted, although it is not pinned to one allowed model: the mode is `warn` or `audit`"
     ),
-    "over-quota": (
+    Outcome.OVER_QUOTA: (
         "the pod or claim was rejected with 403, because the stored pods and claims, and the terminating charges, leave"
         " too little quota"
     ),
-    "over-quota-reserved": (
+    Outcome.OVER_QUOTA_RESERVED: (
         "the pod or claim fits only without the quota that webhook replicas have reserved; the replicas now release"
         " this quota"
     ),
-    "over-quota-pending": "the pod or claim fits only without the pending charges",
-    "over-quota-not-recounted": ("the stored objects leave enough quota, but the ledger is not recounted yet"),
-    "over-quota-uncounted": ("the ledger has too little room, and the stored objects could not be counted in time"),
-    "not-mutated": (
+    Outcome.OVER_QUOTA_PENDING: "the pod or claim fits only without the pending charges",
+    Outcome.OVER_QUOTA_NOT_RECOUNTED: ("the stored objects leave enough quota, but the ledger is not recounted yet"),
+    Outcome.OVER_QUOTA_UNCOUNTED: (
+        "the ledger has too little room, and the stored objects could not be counted in time"
+    ),
+    Outcome.NOT_MUTATED: (
         "the answer was 429 with a retry in a second, because the pod lacks the patch of `/mutate`, and the namespace's"
         " first such pod since a pause of 30 s was less than 30 s ago"
     ),
-    "not-allowed": (
+    Outcome.NOT_ALLOWED: (
         "the pod or claim was rejected, because the namespace's quota has none of the models that it may use"
     ),
-    "not-pinned": (
+    Outcome.NOT_PINNED: (
         "the pod or claim was rejected, because it is not pinned to one allowed model, or lacks another change of"
         " `/mutate`"
     ),
-    "malformed": "the pod or claim was rejected, because its GPU request is malformed",
-    "busy": (
+    Outcome.MALFORMED: "the pod or claim was rejected, because its GPU request is malformed",
+    Outcome.BUSY: (
         "the ledger has too many pending charges (403), or is contended, or the outcome of a write is unknown (429)"
     ),
-    "unreadable-ledger": "the pod or claim was rejected, because the ledger is damaged",
-    "ledger-lost": (
+    Outcome.UNREADABLE_LEDGER: "the pod or claim was rejected, because the ledger is damaged",
+    Outcome.LEDGER_LOST: (
         "the answer was 403, because the ledger is lost, and pods that were charged in it may still be stored"
     ),
-    "too-large": (
+    Outcome.TOO_LARGE: (
         "the object was rejected with 413,"
         " because its review exceeds 3 MiB, or 256 KiB with values that cannot be decoded, or its patch exceeds 8 MiB"
     ),
-    "bad-request": "the request was rejected, because the registration of the webhook is wrong",
-    "quota-accepted": "`/quota` accepted the quota document, which is valid",
-    "probed": "`/quota` rejected the ConfigMap by which the controller checks every minute that the webhook is called",
-    "quota-rejected": "`/quota` rejected the quota document, which is malformed",
+    Outcome.BAD_REQUEST: "the request was rejected, because the registration of the webhook is wrong",
+    Outcome.QUOTA_ACCEPTED: "`/quota` accepted the quota document, which is valid",
+    Outcome.PROBED: (
+        "`/quota` rejected the ConfigMap by which the controller checks every minute that the webhook is called"
+    ),
+    Outcome.QUOTA_REJECTED: "`/quota` rejected the quota document, which is malformed",
 }
 FINDINGS = {
     ViolationKind.UNPINNED: (
@@ -99,22 +104,6 @@ INCIDENTS = {
     "undecodable": "the changes that could not be decoded; each object keeps its last good state",
     "callback_errors": "the events that the program failed to handle",
 }
-
-
-def in_the_source() -> set[str]:
-    """Return every outcome that the product's source code passes to AdmissionResponse, ``rejected`` or ``put_off``."""
-    found = set()
-    for name, position in (("AdmissionResponse", 0), ("rejected", 1), ("put_off", 1)):
-        for _, called, call in calls(name):
-            if called in _ANSWERS and len(call.args) > position:
-                found |= set(_texts(call.args[position]))
-    return found
-
-
-_ANSWERS = (
-    "vcuda.admission_review.AdmissionResponse",
-    *(f"webhook.review.verdicts.{name}" for name in ("rejected", "put_off")),
-)
 
 
 def incidents() -> set[str]:
@@ -153,11 +142,3 @@ def section() -> str:
 def _table(label: str, where: str, meanings: Mapping[str, str]) -> str:
     rows = [(code(value), meaning) for value, meaning in meanings.items()]
     return f"### {label}\n\nUsed by {where}.\n\n{table((label, 'what it means'), rows)}"
-
-
-def _texts(node: ast.expr) -> Iterator[str]:
-    """Yield the text of a string literal, or both texts of ``a if condition else b``."""
-    choices = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
-    for choice in choices:
-        if isinstance(choice, ast.Constant) and isinstance(choice.value, str):
-            yield choice.value

@@ -18,21 +18,15 @@ from tools.reference.examples import (
     requires,
     review,
 )
-from vcuda.admission_review import AdmissionResponse
+from vcuda.admission_review import AdmissionResponse, ReviewDeadline
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import Limit, NamespaceQuota
 from vcuda.quota.terms import STORABLE_SECONDS
-from webhook.ledger.ledgers import (
-    ChargeRequest,
-    Decision,
-    Ledgers,
-    MemoryLedgers,
-    ReviewDeadline,
-    SkippedMutate,
-)
-from webhook.review.pod_review import validate
-from webhook.review.verdicts import Creation
+from webhook.ledger.charging import ChargeRequest, Decision, Ledgers
+from webhook.ledger.ledgers import MemoryLedgers
+from webhook.review.answers import validate
+from webhook.review.decisions import Creation, SkippedMutate
 
 SMALL = NamespaceQuota({"M40": Limit(100, 8192)})
 CARD, BIG = {"tencent.com/vcuda-core": 100}, {"tencent.com/vcuda-core": 200}

@@ -23,31 +23,22 @@ from tools.reference.examples import (
 from tools.reference.pod_answers import BIG, CARD, NO_HINTS, NODES, SMALL, Answering, charge
 from tools.reference.told import Chapter, Told
 from tools.reference.undecided import registered, undecided
-from vcuda.admission_review import AdmissionResponse
-from vcuda.placement.card_types import MAX_CHOICE
-from vcuda.placement.choice import Choice, Option, choose
-from vcuda.placement.node_states import CORDON, NOT_READY, NodeStates, Taint
-from vcuda.placement.nodes import Nodes
+from vcuda.admission_review import AdmissionResponse, ReviewDeadline
+from vcuda.placement.choice import Choice, Option, Rule, choose
+from vcuda.placement.nodes import CORDON, NOT_READY, Nodes, NodeStates, Taint
 from vcuda.placement.patches import Hints
-from vcuda.placement.placement import Candidates
+from vcuda.placement.placement import HOSTNAME, MAX_CHOICE, Candidates
 from vcuda.placement.registers import Card
-from vcuda.placement.serving import HOSTNAME
 from vcuda.quota.document import parse_quota
-from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
-from vcuda.quota.preference import Rule
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
+from vcuda.quota.shortage import Shortage, exceeded
 from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.requests.config import parse_config
 from vcuda.requests.resources import CLASS_RESOURCE, CardModels, ProductRow
-from webhook.ledger.ledgers import (
-    SKIPPED_SECONDS,
-    MemoryLedgers,
-    PutOff,
-    RecentChoices,
-    ReviewDeadline,
-    SkippedMutate,
-)
-from webhook.review.pod_review import mutate
-from webhook.review.verdicts import DELETED_RELEASED, Creation
+from webhook.ledger.charging import PutOff
+from webhook.ledger.ledgers import MemoryLedgers
+from webhook.review.answers import DELETED_RELEASED, mutate
+from webhook.review.decisions import SKIPPED_SECONDS, Creation, RecentChoices, SkippedMutate
 
 TEAM = NamespaceQuota({"M40": Limit(800), "P100": Limit(250)}, pools=("public",))
 DATED = parse_quota(

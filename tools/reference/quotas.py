@@ -26,8 +26,10 @@ from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
 from vcuda.requests.config import MODELS, QUOTA, SCHEME_SETTINGS, TIME_ZONE, UNITS, parse_config
 from vcuda.requests.resources import PLAIN_CARDS, CardModels, ProductRow
 from vcuda.requests.schemes import HAMI
-from webhook.ledger.ledgers import Ledgers, MemoryLedgers
+from webhook.ledger.charging import Ledgers
+from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review import first_limits, quota_edit
+from webhook.review.answers import written
 from webhook.review.quota_edit import MAX_WARNINGS, check_edit
 
 NODES = Nodes.of({"one": {MODEL: "M40", POOL: "public"}}, LABELS)
@@ -229,9 +231,8 @@ def _edited(
     claims = ClaimPolicy.of(devices, NODES.model_of, policy.quota, policy.resources)
     policy = msgspec.structs.replace(policy, claims=claims)
     ledgers = ledgers or MemoryLedgers()
-    return asyncio.run(
-        check_edit(request, place, policy, ledgers, callers_known=True, namespaces=namespaces, pods=pods)
-    )
+    edit = check_edit(request, place, policy, ledgers, callers_known=True, namespaces=namespaces, pods=pods)
+    return written(asyncio.run(edit))
 
 
 def _document(text: str) -> dict[str, str]:

@@ -18,7 +18,15 @@ from tools.reference.examples import (
 )
 from tools.reference.pod_answers import CARD, SMALL, Answering, charge
 from tools.reference.told import Told
-from vcuda.admission_review import API_VERSION, KIND, PATCH_TOO_LARGE, TOO_DEEP, AdmissionReview, GroupVersionKind
+from vcuda.admission_review import (
+    API_VERSION,
+    KIND,
+    PATCH_TOO_LARGE,
+    TOO_DEEP,
+    AdmissionReview,
+    GroupVersionKind,
+    ReviewDeadline,
+)
 from vcuda.errors import BadReview, Dropped, LedgerLost, ListOverdue, UnreadableLedger
 from vcuda.k8s_types import ConfigMap, ObjectMeta
 from vcuda.kube import NamedLedger
@@ -33,18 +41,12 @@ from vcuda.ledger.ledger import (
 from vcuda.quota.model import Charge
 from vcuda.quota.terms import STORABLE_SECONDS
 from webhook.admission import TOO_LARGE, Gate, NotReady, Service
-from webhook.ledger import namespace_ledger as cluster_ledgers
-from webhook.ledger.ledgers import (
-    TOO_MANY_NAMESPACES,
-    ChargeRequest,
-    Decision,
-    MemoryLedgers,
-    RetryLater,
-    ReviewDeadline,
-)
+from webhook.ledger import batches, namespace_ledger
+from webhook.ledger.charging import TOO_MANY_NAMESPACES, ChargeRequest, Decision, RetryLater
+from webhook.ledger.ledgers import MemoryLedgers
 from webhook.metrics import Metrics
-from webhook.review.pod_review import mutate
-from webhook.review.verdicts import Creation
+from webhook.review.answers import mutate
+from webhook.review.decisions import Creation
 
 
 class _Full(MemoryLedgers):
@@ -52,7 +54,7 @@ class _Full(MemoryLedgers):
 
     async def charge(self, demand: ChargeRequest) -> Decision:
         pending = {str(number): Pending("P100", Charge(1)) for number in range(MAX_PENDING)}
-        return demand.decide(Ledger(pending=pending))
+        return batches.decide(Ledger(pending=pending), demand)
 
 
 def undecided() -> list[Told]:
@@ -64,7 +66,7 @@ def undecided() -> list[Told]:
     later = (
         "The pod's controller retries by itself. If this lasts, see [a busy ledger](troubleshooting.md#a-busy-ledger)."
     )
-    busy = [Answering(cluster_ledgers.TOO_MANY), Answering(cluster_ledgers.UNSURE)]
+    busy = [Answering(namespace_ledger.TOO_MANY), Answering(namespace_ledger.UNSURE)]
     unread = (
         "Wait, if the webhook has just started. Otherwise see the webhook's log: the webhook cannot"
         " read the quota ConfigMap or the nodes."

@@ -6,8 +6,7 @@ from fractions import Fraction
 
 from vcuda.claims.devices import DeviceOffer
 from vcuda.claims.drivers import CORES, MEMORY
-from vcuda.quota.model import Charge
-from vcuda.quota.terms import cores_of
+from vcuda.quota.model import Charge, cores_of
 from vcuda.requests.resources import WHOLE_CARD
 
 SHARES = "shares"

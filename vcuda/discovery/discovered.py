@@ -12,7 +12,7 @@ import msgspec
 from vcuda.discovery import sources
 from vcuda.discovery.names import MAX_NAMES, model_of, normalise
 from vcuda.discovery.sources import DriverCards, NodeFacts, SourceCards
-from vcuda.placement.card_types import is_named
+from vcuda.placement.nodes import is_named
 from vcuda.placement.registers import Registers
 from vcuda.quota.model import CORES_PER_CARD, Charge, total
 from vcuda.quota.values import listed

@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Collection
 
-from vcuda.placement.card_types import is_named
+from vcuda.placement.nodes import is_named
 from vcuda.quota.values import listed
 from vcuda.requests.folding import VENDOR
 from vcuda.requests.resources import CardModels

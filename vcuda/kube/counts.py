@@ -71,11 +71,6 @@ class NamespaceCounter:
     claim_reader: ClaimReader = field(default_factory=ClaimReader, init=False)
     _turns: ListTurns = field(default_factory=ListTurns, init=False)
 
-    @property
-    def config_version(self) -> str:
-        """The resourceVersion of the quota ConfigMap by which this process now charges pods."""
-        return self.resources().version
-
     def count_pods(self, namespace: str, timeout: float = 10) -> ObservedPods:
         """Return the charges of a namespace's pods and claims. Raises Unavailable if claims cannot be charged yet."""
         return self._in_turn(namespace, self._count, timeout)
@@ -107,7 +102,7 @@ class NamespaceCounter:
 
     def _count(self, turn: _Turn) -> ObservedPods:
         # Read the quota ConfigMap's version before the pods. So each pod is charged by this version or a newer one.
-        config_version = self.config_version
+        config_version = self.resources().version
         listed, nodes = self._pods(turn), self.nodes()
         extended = charged_by_pods(listed.charged, nodes)
         # Leave out each claim whose pod is charged instead. This pod is in the count, because pods are listed first.

@@ -16,8 +16,7 @@ from vcuda.errors import QuotaFault
 from vcuda.k8s_types import ConfigMap, Decoder, K8sStruct, Node, NodeStatus, ObjectMeta
 from vcuda.kube import client, objects, reflector
 from vcuda.placement import affinity
-from vcuda.placement.node_states import NodeAvailability, NodeStates, read_state
-from vcuda.placement.nodes import Nodes
+from vcuda.placement.nodes import NodeAvailability, Nodes, NodeStates, read_state
 from vcuda.placement.registers import ANNOTATIONS, Registers, read_registers
 from vcuda.quota import changes, model
 from vcuda.quota.quota_clock import QuotaClock

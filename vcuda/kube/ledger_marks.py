@@ -32,7 +32,7 @@ _CONFIG_MAP = Decoder(k8s_types.ConfigMap)
 
 
 class _Opener(NamedTuple):
-    """An attempt of this process to open a ledger. The process first creates a mark (a record that a ledger existed).
+    """An attempt of this process to open a ledger. The process first creates a mark.
 
     ``version``: the resourceVersion of the closed ledger (which admits no pods yet), read before the mark was created.
     ``opener``: a random text in the mark, by which this process recognises its own mark.

@@ -20,9 +20,17 @@ from vcuda.kube import client, watch
 from vcuda.kube.counts import NamespaceCounter
 from vcuda.kube.ledger_marks import OPENING_SECONDS, LedgerMarks, SeenVersions, answered
 from vcuda.kube.reflector import Reflector
-from vcuda.ledger.ledger import LOST, MARGIN_SECONDS, RESERVATION_SECONDS, Ledger, Reservation
+from vcuda.ledger.ledger import (
+    LOST,
+    MARGIN_SECONDS,
+    RESERVATION_SECONDS,
+    Ledger,
+    OtherFormat,
+    Reservation,
+    read_ledger,
+    write_ledger,
+)
 from vcuda.ledger.recount import Expired, recount
-from vcuda.ledger.text import OtherFormat, read_ledger, write_ledger
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.terms import STORABLE_SECONDS
 from vcuda.requests.resources import BUILT_IN, GpuResources
@@ -115,7 +123,7 @@ class LedgerStore(NamespaceCounter):
         # delivers a ledger with this text, no other process has counted the stored pods since.
         self._written: dict[str, str] = {}
         self._keeps_written = False
-        # `_dropped` maps a namespace to the version of its mark (the record that it has had a ledger). This process has
+        # `_dropped` maps a namespace to the version of its mark. This process has
         # deleted the ledger, and must still delete the mark.
         self._dropped: dict[str, str] = {}
         self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
@@ -199,7 +207,7 @@ class LedgerStore(NamespaceCounter):
         return stored
 
     def _created(self, namespace: str, timeout: float) -> Stored | None:
-        """Create and return a closed ledger (it admits nothing). Return None if the namespace has a ledger already."""
+        """Create and return a closed ledger. Return None if the namespace has a ledger already."""
         newest, ledger = self._versions.newest(namespace), Ledger(reserved={LOST: _everything()})
         body = self._encode(namespace, ledger, None)
         try:

@@ -16,6 +16,7 @@ from vcuda.ledger.ledger import (
     Ledger,
     Terminating,
     charges_by_model,
+    is_counted_before,
     is_older,
     long_graces,
 )
@@ -246,13 +247,3 @@ def _lost(
         hidden = charge + ledger.reserved_of(model)
         if (lost := (hidden.peak(there) - there).minimum(charge)) != Charge():
             yield model, lost
-
-
-def is_counted_before(ledger: Ledger, version: str, config_version: str) -> bool:
-    """Return whether the ledger was counted before ``version``, or with an older quota ConfigMap."""
-    claims = ledger.claim_resource_version
-    return (
-        is_older(ledger.pod_resource_version, version)
-        or is_older(ledger.config_version, config_version)
-        or (claims != "" and is_older(claims, version))
-    )

@@ -9,13 +9,16 @@ from jsonpointer import escape
 
 from vcuda.k8s_types import Check, Operation, Pod, PodSpec, Requirement, no_check
 from vcuda.placement.affinity import NAME_FIELD, NodeLabels, matches_nothing, required_terms
-from vcuda.placement.nodes import NO_NODES, Nodes
-from vcuda.placement.serving import DEFAULT_SCHEDULER, HOSTNAME
+from vcuda.placement.nodes import NO_NODES, CardTypes, Nodes
+from vcuda.placement.placement import DEFAULT_SCHEDULER, HOSTNAME, MIG_MODE, contains_any, select, unwanted_texts
 from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.requests.schemes import ALLOCATION_LABELS, CREATION_ANNOTATIONS, Scheme
 
 BYTES_OF_A_STEP = 1024
 """The number of bytes of a patch whose encoding takes as long as a step (see `Check`)."""
+
+MAX_TYPES = 32
+"""Maximum number of card types in an annotation of a pod. Most models have one or two types."""
 
 
 class Hints(msgspec.Struct, frozen=True):
@@ -185,3 +188,56 @@ def _append(path: str, present: tuple[Requirement, ...] | None, wanted: list[_Ne
     for requirement in wanted:
         if (missing := requirement.missing_from(present)) is not None:
             yield _add(f"{path}/-", missing)
+
+
+def annotations_for(
+    pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
+) -> Mapping[str, str]:
+    """Return the pod annotations that make the schedulers of ``schemes`` give the pod only cards of this model."""
+    found: dict[str, str] = {}
+    for scheme in schemes:
+        if not scheme.wanted_models:
+            continue
+        selected, cards = select(pod, scheme, model, types, has_share=has_share), types.on(scheme.name, model)
+        usable = () if isinstance(selected, str) else selected
+        if has_share and scheme.card_mode and cards.sliced:
+            found[scheme.card_mode] = pod.annotations.get(scheme.card_mode) or scheme.shared_mode
+        others = types.others(scheme.name, model)
+        similar = (kind for kind in others if contains_any(kind, map(str.casefold, usable)))
+        avoided = sorted(similar, key=lambda kind: (kind not in cards.foreign, kind))[:MAX_TYPES]
+        if avoided and scheme.unwanted_models:
+            present = unwanted_texts(pod, scheme)
+            own = [text] if (text := pod.annotations.get(scheme.unwanted_models, "").strip()) else []
+            missing = [kind for kind in avoided if kind.casefold() not in present]
+            found[scheme.unwanted_models] = ",".join([*own, *missing])
+        usable = tuple(kind for kind in usable if not contains_any(kind, map(str.casefold, avoided)))
+        # Two schemes may share this annotation. A scheme without known types must not replace the other scheme's types.
+        if usable:
+            found[scheme.wanted_models] = ",".join(usable[:MAX_TYPES])
+    return found
+
+
+def reachable_others(
+    pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
+) -> Iterator[str]:
+    """Yield a description of the cards that a pod, limited to ``model``, could get without a charge for them."""
+    # Schedulers do not strip the blanks around an unwanted text. An empty wanted text matches every type.
+    for scheme in schemes:
+        wanted, unwanted = _texts(pod, scheme.wanted_models), unwanted_texts(pod, scheme)
+        cards = types.on(scheme.name, model)
+        for kind in cards.foreign:
+            chosen = not wanted or contains_any(kind, map(str.strip, wanted))
+            if chosen and not contains_any(kind, unwanted):
+                yield f"a card of type {kind}, which is not of model {model}"
+        if (
+            has_share
+            and scheme.card_mode
+            and cards.sliced
+            and MIG_MODE in pod.annotations.get(scheme.card_mode, MIG_MODE)
+        ):
+            yield f"a MIG slice of {model} of any size"
+
+
+def _texts(pod: Pod, annotation: str | None) -> list[str]:
+    text = pod.annotations.get(annotation) if annotation else None
+    return text.casefold().split(",") if text else []

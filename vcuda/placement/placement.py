@@ -1,25 +1,116 @@
-"""Finds the GPU models that a pod may use."""
+"""Finds the GPU models that a pod may use, the nodes of a model that can serve it, and the scheduler that places it.
+
+The type of a card is its product name. One annotation of a pod lists wanted texts, another lists unwanted texts. HAMi
+and vgpu-manager give the pod only cards whose type contains a wanted text and no unwanted text, in any letter case. The
+label of a node names one GPU model, but the node may have cards of several types. On such a node, a pod without these
+annotations could get a card of a model that the pod is not charged for. A wanted text that is part of two types has the
+same effect.
+
+HAMi and vgpu-manager list the cards of each of their nodes in a node annotation, the register. Their schedulers skip
+nodes without a register (HAMi ``pkg/scheduler/scheduler.go``, ``getNodesUsage``: "node unregistered"). On these nodes,
+``nvidia.com/gpu`` is a whole card of NVIDIA's device plugin, and the scheduler that the pod names can assign it.
+"""
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import NamedTuple
 
 import msgspec
 
 from vcuda.k8s_types import Check, Pod, no_check
-from vcuda.placement.affinity import NAME, LabelIndex, NodeLabels, NodeSelection, Values, limited_values
-from vcuda.placement.card_types import count_choices, select
-from vcuda.placement.choice import NO_NODE, Option
-from vcuda.placement.node_states import NodeStates, amounts_of
-from vcuda.placement.nodes import Nodes
-from vcuda.placement.serving import serve, unserved
+from vcuda.placement.affinity import NAME, LabelIndex, NodeLabels, NodeSelection, Values, limited_values, required_terms
+from vcuda.placement.choice import NO_NODE, Option, Rule, ordered_models
+from vcuda.placement.nodes import CardTypes, Nodes, NodeStates, amounts_of
 from vcuda.quota.model import Charge, NamespaceQuota, Usage, mebibytes
-from vcuda.quota.preference import Rule, ordered_models
 from vcuda.quota.terms import MODELS_ANNOTATION, NO_MODEL_USABLE
 from vcuda.requests.mig import unknown_profile
 from vcuda.requests.pod_request import PodRequest
 from vcuda.requests.resources import NO_ROWS, CardModels
+from vcuda.requests.schemes import Scheme
+
+HOSTNAME = "kubernetes.io/hostname"
+"""The node label by which the node affinity of a pod excludes nodes."""
+
+MAX_AVOIDED = 256
+"""Maximum number of nodes that the node affinity of a pod excludes. The affinity lists the names of these nodes."""
+
+MAX_AVOIDED_LENGTH = 2**18
+"""Maximum total length of the names of excluded nodes. Each term of the node affinity repeats all names."""
+
+DEFAULT_SCHEDULER = "default-scheduler"
+
+MAX_CHOICE = 8192
+"""Maximum length of an annotation that lists wanted or unwanted texts, because it is parsed once for each model."""
+
+ANY_SLICE = "a share may get a MIG slice of any size; use a model whose cards are not in MIG mode"
+"""The reason why a pod with a share of a card must not use a card in MIG mode. HAMi gives the share the first free MIG
+slice with enough memory, or a slice that the pod prefers. So the charge is unknown when the pod is created."""
+
+MIG_MODE = "mig"
+"""The name of MIG mode in the pod annotation that lists the allowed modes of cards."""
+
+
+class ServedBy(msgspec.Struct, frozen=True, gc=False):
+    """The nodes of one model that can serve a pod, and the scheduler that places the pod on them."""
+
+    nodes: int
+    """The nodes that can serve the pod, as a bit set (see `Nodes.index`); empty if no existing node can."""
+    scheduler: str | None = None
+    """The scheduler that places the pod; None if the pod keeps the scheduler that it names."""
+    avoided: tuple[str, ...] = ()
+    """The hostnames of the nodes to exclude, because the scheduler that the pod names cannot assign their cards."""
+
+
+def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str | None = None) -> ServedBy:
+    """Return the nodes of a model that can serve a pod, and the scheduler that places the pod there. ``every``: all
+    nodes of the model. ``placing``: the scheduler for the vendors' resources that the pod requests."""
+    if not request.schemes:
+        return ServedBy(every)
+    for scheme in request.registered:
+        # If no node has a register (list of cards) of the scheme, its nodes are unknown. So no node is left out.
+        every &= nodes.registered.get(scheme.name, every)
+    if request.registered or not all(each.register for each in request.schemes):
+        return ServedBy(every, placing)
+    return _serve_whole_cards(pod, request, nodes, placing, every)
+
+
+def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str | None, every: int) -> ServedBy:
+    # Nodes with a vendor's register and nodes without a register can both serve a request for whole
+    # cards. But they need different schedulers, so the pod is limited to one of these two kinds of nodes.
+    with_register = 0
+    for scheme in request.schemes:
+        with_register |= every & nodes.registered.get(scheme.name, 0)
+    own = pod.spec.scheduler_name not in ("", DEFAULT_SCHEDULER, placing)
+    keeps = own or any(each.opt_out and each.opt_out in pod.labels.items() for each in request.schemes)
+    if not with_register:
+        return ServedBy(every, None if every or keeps else placing)
+    plain = every & ~with_register
+    if keeps and plain and with_register.bit_count() <= MAX_AVOIDED:
+        avoided = nodes.index.values_on(with_register, HOSTNAME)
+        repeated = max(len(required_terms(pod.spec) or ()), 1)
+        if None not in avoided and repeated * sum(map(len, map(str, avoided))) <= MAX_AVOIDED_LENGTH:
+            return ServedBy(plain, None, tuple(sorted(map(str, avoided))))
+    # The nodes with a register serve only pods of their own scheduler, and a pod cannot have two schedulers.
+    return ServedBy(0 if own and placing else with_register, placing)
+
+
+def reaches(pod: Pod, nodes: Nodes, key: str, values: Iterable[str]) -> bool:
+    """Return whether a pod may run on an existing node whose label ``key`` has one of ``values``."""
+    selection = NodeSelection.of(pod.spec)
+    among = nodes.index.selected(selection.selector) & nodes.index.having(key, values)
+    return any(nodes.index.matching(term, among) for term in selection.terms)
+
+
+def unserved(model: str, request: PodRequest, nodes: Nodes, placing: str | None) -> str:
+    """Return the message that no existing node of a model can serve the pod: a register is missing, or the pod names
+    another scheduler than that of the nodes, ``placing``."""
+    if not request.registered:
+        other = placing or "another scheduler"
+        return f"{model} is excluded, because only {other} places pods on its nodes that the pod may use"
+    names = " and ".join(each.display_name for each in request.registered if each.name in nodes.registered)
+    return f"{model} is excluded, because no node that the pod may use has a register of {names}"
+
 
 ChargeOn = Callable[[str], Charge]
 """A function that returns the charge of a pod or claim if it uses the given GPU model."""
@@ -52,6 +143,62 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
         if not quota.limits:
             return f"namespace {namespace} {NO_MODEL_USABLE}: its quota lists none"
         return f"this {kind} {NO_MODEL_USABLE} in namespace {namespace}: {'; '.join(self.excluded.values())}"
+
+
+def select(pod: Pod, scheme: Scheme, model: str, types: CardTypes, *, has_share: bool) -> tuple[str, ...] | str:
+    """Return the card types of a model that the pod may get by its annotations; empty if no types are known.
+
+    If the pod cannot use the model, return the message why.
+    """
+    choices = (scheme.wanted_models, scheme.unwanted_models)
+    if too_long := next((key for key in choices if key and len(pod.annotations.get(key, "")) > MAX_CHOICE), None):
+        return f"{model} is excluded, because annotation {too_long} is longer than {MAX_CHOICE} characters"
+    cards = types.on(scheme.name, model)
+    wanted, unwanted = _substrings(pod, scheme.wanted_models), _substrings(pod, scheme.unwanted_models)
+    kept = [kind for kind in cards.own if contains_any(kind, wanted)] if wanted else list(cards.own)
+    if wanted and not kept:
+        if not contains_any(model, wanted):
+            return f"{model} is excluded by annotation {scheme.wanted_models}"
+        kept = list(cards.own)
+    left = tuple(kind for kind in kept if not contains_any(kind, unwanted))
+    if contains_any(model, unwanted) or (cards.own and not left):
+        return f"{model} is excluded by annotation {scheme.unwanted_models}"
+    if has_share and scheme.card_mode and cards.sliced:
+        if MIG_MODE in pod.annotations.get(scheme.card_mode, ""):
+            return f"{model} is excluded by annotation {scheme.card_mode}: {ANY_SLICE}"
+        if not cards.whole:
+            return f"{model} is excluded, because its cards are in MIG mode: {ANY_SLICE}"
+    return left
+
+
+def contains_any(name: str, texts: Iterable[str]) -> bool:
+    """Return whether ``name`` contains one of ``texts``, in any letter case. The texts must be in lower case."""
+    folded = name.casefold()
+    return any(text in folded for text in texts)
+
+
+def unwanted_texts(pod: Pod, scheme: Scheme) -> list[str]:
+    # Card types are ASCII. Texts with other characters are ignored, because Go and Python convert their case
+    # differently.
+    text = pod.annotations.get(scheme.unwanted_models) if scheme.unwanted_models else None
+    return [part.casefold() for part in (text or "").split(",") if part and part.isascii()]
+
+
+def count_choices(pod: Pod, schemes: Iterable[Scheme]) -> int:
+    """Return the number of wanted and unwanted texts in a pod's annotations. Each is compared with every model."""
+    keys = (key for scheme in schemes for key in (scheme.wanted_models, scheme.unwanted_models) if key)
+    texts = (pod.annotations.get(key, "") for key in keys)
+    return sum(text.count(",") + 1 for text in texts if 0 < len(text) <= MAX_CHOICE)
+
+
+def _substrings(pod: Pod, annotation: str | None) -> tuple[str, ...]:
+    return _split(pod.annotations.get(annotation, "")) if annotation else ()
+
+
+@functools.lru_cache(maxsize=8)  # the texts of one pod are compared with every model
+def _split(text: str) -> tuple[str, ...]:
+    # Blank items of the annotation are ignored, because they name no type of card.
+    return tuple(filter(None, map(str.strip, text.casefold().split(","))))
 
 
 def find_candidates(

@@ -33,8 +33,18 @@ from pydantic_core import ErrorDetails
 from vcuda import errors
 from vcuda.quota import grant_entries
 from vcuda.quota.grant_entries import MAX_RECURRING, GrantEntry, read_grants, read_zone
-from vcuda.quota.model import DEFAULT, Allowance, Limit, Mode, NamespaceQuota, Quota
-from vcuda.quota.terms import DNS_LABEL, NAMESPACE_RULE, SYSTEM_NAMESPACES, is_namespace_name
+from vcuda.quota.model import (
+    DEFAULT,
+    DNS_LABEL,
+    NAMESPACE_RULE,
+    Allowance,
+    Limit,
+    Mode,
+    NamespaceQuota,
+    Quota,
+    is_namespace_name,
+)
+from vcuda.quota.terms import SYSTEM_NAMESPACES
 from vcuda.quota.times import UTC
 from vcuda.quota.values import (
     LimitEntry,

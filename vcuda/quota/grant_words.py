@@ -5,7 +5,8 @@ import math
 from collections.abc import Iterator
 
 from vcuda.quota import times
-from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, cards, fits
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, cards, fits
+from vcuda.quota.shortage import Shortage
 
 
 def ending(namespace: str, quota: NamespaceQuota, model: str, used: Charge) -> str | None:

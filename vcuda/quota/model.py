@@ -1,4 +1,4 @@
-"""The quota of each GPU model in a namespace, the charges of objects, and the decision whether a charge fits.
+"""The quota of each GPU model in a namespace, the charges of objects, and the rule by which a charge fits a limit.
 
 All values here are already checked. ``vcuda.quota.document`` reads a quota from the document that people write.
 """
@@ -7,19 +7,54 @@ import enum
 import functools
 import math
 import numbers
+import operator
+import re
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import astuple
 
-from vcuda.quota.terms import CORES_PER_CARD, NEVER_FITS, OVER_QUOTA, SYSTEM_NAMESPACES, Mode, cards, mebibytes
+from vcuda.quota.terms import SYSTEM_NAMESPACES
 from vcuda.quota.times import Times
 
 NOT_MUTATED = "/mutate was not called, or another webhook ran after it"
 
 DEFAULT = "*"
 """The key of the quota entry that applies to all namespaces without their own entry."""
+
+
+CORES_PER_CARD = 100
+
+MAX_SLICES = 8
+"""The most compute slices and memory slices of one card."""
+MAX_CARD_SHARES = 48
+"""The most shares of one card whose charge is exact. NVIDIA's drivers serve at most 48 clients of one card."""
+UNIT_DECIMALS = 6
+"""The most decimals of the cards that one unit in ``gpu_units`` is charged."""
+COMMON_DENOMINATOR = math.lcm(*range(1, MAX_CARD_SHARES + 1), 10**UNIT_DECIMALS // CORES_PER_CARD)
+"""The denominator of each charge in hundredths of a card divides this number."""
+
+DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+"""A pattern for a DNS label (RFC 1123). Kubernetes requires the name of a namespace to be a DNS label."""
+
+NAMESPACE_RULE = (
+    "the name of a namespace must have at most 63 lower-case letters, digits and `-`, and must begin and end with a "
+    "letter or digit"
+)
+
+
+def is_namespace_name(name: object) -> bool:
+    return isinstance(name, str) and DNS_LABEL.fullmatch(name) is not None
+
+
+class Mode(enum.StrEnum):
+    """A pod over quota is rejected (enforce), admitted with a warning (warn), or admitted and only recorded (audit)."""
+
+    ENFORCE = "enforce"
+    WARN = "warn"
+    AUDIT = "audit"
 
 
 class Allowance(enum.StrEnum):
@@ -60,6 +95,32 @@ else:
     Cores = numbers.Rational
 """Hundredths of a card. MIG profiles, units of memory and shares of DRA devices may have fractions of a hundredth, for
 example 100/7. They are exact, so that the shares of a card add up to one card."""
+
+
+def cards(cores: int | Fraction) -> str:
+    """Return hundredths of a card as text: 800 is ``8 cards``, 100 ``1 card``, 250 ``2.5 cards``.
+
+    Parts of hundredths, which MIG profiles have, are rounded up, so that no usage looks smaller than it is.
+    """
+    amount = f"{math.ceil(cores) / CORES_PER_CARD:.2f}".rstrip("0").rstrip(".")
+    return f"{amount} card" if amount == "1" else f"{amount} cards"
+
+
+def cores_of(part: Fraction) -> int | Fraction:
+    """Return a part of a card as hundredths. A part that ledgers cannot store exactly is rounded up to six decimals."""
+    millionths = 10**UNIT_DECIMALS
+    if COMMON_DENOMINATOR % part.denominator:
+        part = Fraction(math.ceil(part * millionths), millionths)
+    return exact(CORES_PER_CARD * part)
+
+
+def exact(cores: Fraction) -> int | Fraction:
+    """Return the same amount, as an int if it is whole."""
+    return cores.numerator if cores.denominator == 1 else cores
+
+
+def mebibytes(memory: int) -> str:
+    return f"{memory} MiB"
 
 
 class Limit(msgspec.Struct, frozen=True):
@@ -247,34 +308,32 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     memory: int = 0
     card_memory: Cores = 0
 
+    # The arithmetic below covers every field of this class, so that no amount is dropped if a field is added.
+
     def __add__(self, other: "Charge") -> "Charge":
-        return Charge(self.cores + other.cores, self.memory + other.memory, self.card_memory + other.card_memory)
+        return Charge(*map(operator.add, astuple(self), astuple(other)))
 
     def __sub__(self, other: "Charge") -> "Charge":
-        return Charge(self.cores - other.cores, self.memory - other.memory, self.card_memory - other.card_memory)
+        return Charge(*map(operator.sub, astuple(self), astuple(other)))
 
     def __mul__(self, count: int) -> "Charge":
-        return Charge(self.cores * count, self.memory * count, self.card_memory * count)
+        return Charge(*(each * count for each in astuple(self)))
 
     def mean(self, count: int) -> "Charge":
         """Return the charge divided by ``count``, with each amount rounded up."""
-        return Charge(-(-self.cores // count), -(-self.memory // count), -(-self.card_memory // count))
+        return Charge(*(-(-each // count) for each in astuple(self)))
 
     def peak(self, other: "Charge") -> "Charge":
         """Return the larger of each amount of two charges, as Kubernetes does for init containers and containers."""
-        return Charge(
-            max(self.cores, other.cores), max(self.memory, other.memory), max(self.card_memory, other.card_memory)
-        )
+        return Charge(*map(max, astuple(self), astuple(other)))
 
     def minimum(self, other: "Charge") -> "Charge":
-        """Return a charge with the smaller cores, the smaller memory and the smaller card memory of both charges."""
-        return Charge(
-            min(self.cores, other.cores), min(self.memory, other.memory), min(self.card_memory, other.card_memory)
-        )
+        """Return a charge with the smaller of each amount of both charges."""
+        return Charge(*map(min, astuple(self), astuple(other)))
 
     def covers(self, other: "Charge") -> bool:
         """Return whether no amount in ``other`` is larger than the same amount in this charge."""
-        return self.cores >= other.cores and self.memory >= other.memory and self.card_memory >= other.card_memory
+        return all(map(operator.ge, astuple(self), astuple(other)))
 
     def memory_under(self, limit: Limit) -> int:
         """Return the charged memory in MiB, rounded up, so that many small shares cannot exceed ``limit``.
@@ -292,14 +351,8 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 def total(charges: Iterable[Charge]) -> Charge:
-    # sum() would be slow, because it creates a Charge for each addition. This function runs for every pod.
-    cores: Cores = 0
-    memory, card_memory = 0, cores
-    for charge in charges:
-        cores += charge.cores
-        memory += charge.memory
-        card_memory += charge.card_memory
-    return Charge(cores, memory, card_memory)
+    # Repeated addition would be slow, because it creates a Charge for each. This function runs for every pod.
+    return Charge(*map(sum, zip(*map(astuple, charges), strict=True)))
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -326,81 +379,3 @@ def fits(limit: Limit, used: Charge, asked: Charge) -> bool:
     if limit.cores is not None and after.cores > limit.cores:
         return False
     return limit.memory is None or after.memory_under(limit) <= limit.memory
-
-
-class Shortage(msgspec.Struct, frozen=True, gc=False):
-    """A request that exceeds the quota of one GPU model, with all numbers for the error message."""
-
-    model: str
-    asked: Charge
-    usage: Usage
-    limit: Limit
-
-    @property
-    def can_never_fit(self) -> bool:
-        return not fits(self.limit, Charge(), self.asked)
-
-    @property
-    def rests_on_reserved(self) -> bool:
-        """True if the request would fit if the webhook replicas had reserved no quota."""
-        return fits(self.limit, self.usage.in_use, self.asked)
-
-    @property
-    def rests_on_pending(self) -> bool:
-        """True if the request would fit if there were no pending charges and no reserved quota."""
-        return fits(self.limit, self.usage.in_use - self.usage.pending, self.asked)
-
-    @property
-    def rests_on_terminating(self) -> bool:
-        """True if the request would fit without the charges of deleted pods and without reserved quota."""
-        return fits(self.limit, self.usage.in_use - self.usage.terminating, self.asked)
-
-    @property
-    def in_cores(self) -> bool:
-        """True if the message must state the missing cores; False if it must state the missing memory."""
-        cores, memory = self.limit.cores, self.limit.memory
-        short = cores is not None and (self.usage.used + self.asked).cores > cores
-        # A request for more memory than the limit can never fit, so the message must state the memory.
-        hopeless = memory is not None and self.asked.memory_under(self.limit) > memory
-        return short and (self.asked.cores > (cores or 0) or not hopeless)
-
-    def sentence(self, namespace: str) -> str:
-        """Return the message of a pod's rejection, which kubectl and the Events of a ReplicaSet show."""
-        usage, limit, in_cores = self.usage, self.limit, self.in_cores
-        what = f"{'' if in_cores else 'memory of '}{self.model} in namespace {namespace}"
-        render, most = (cards, limit.cores) if in_cores else (mebibytes, limit.memory)
-
-        def amount(charge: Charge) -> int:
-            return math.ceil(charge.cores) if in_cores else charge.memory_under(limit)
-
-        def bare(amount: int) -> str:
-            return render(amount).partition(" ")[0]
-
-        # The requested and the reserved amounts are differences of rounded sums, so that the message's numbers add up.
-        used, total = amount(usage.in_use), amount(usage.used)
-        asked = amount(usage.used + self.asked) - total
-        missing = "can never fit" if self.can_never_fit else f"{bare(total + asked - (most or 0))} more needed"
-        terminating = f", {bare(amount(usage.terminating))} terminating" if amount(usage.terminating) else ""
-        taken = f"used: {bare(used)} ({bare(amount(usage.pending))} pending{terminating})"
-        if total != used:
-            taken = f"{taken}, {bare(total - used)} reserved"
-        return f"{what}, requested: {render(asked)}, {taken}, limited: {bare(most or 0)}, {missing}"
-
-
-def exceeded(namespace: str, *shortages: Shortage, later: bool = False) -> str:
-    """Return the message for a request that exceeds the quota of every GPU model that it may use.
-
-    ``later``: True if a grant that begins later makes room for the request.
-    """
-    words = OVER_QUOTA if later or not all(each.can_never_fit for each in shortages) else NEVER_FITS
-    return f"{words}: " + "; ".join(shortage.sentence(namespace) for shortage in shortages)
-
-
-def free_of(limit: Limit, usage: Usage) -> str:
-    """Return a phrase with the free quota under a limit. Reserved quota is not free, and is stated separately."""
-    if limit.cores is None:
-        used, in_use = usage.used.memory_under(limit), usage.in_use.memory_under(limit)
-        free = f"{(limit.memory or 0) - used} of {limit} free"
-        return f"{free}, {used - in_use} reserved" if used > in_use else free
-    free = f"{cards(math.floor(limit.cores - usage.used.cores))} of {cards(limit.cores)} free"
-    return f"{free}, {cards(usage.reserved.cores).partition(' ')[0]} reserved" if usage.reserved.cores else free

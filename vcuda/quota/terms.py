@@ -1,23 +1,6 @@
-"""The names, constants and texts that both the quota code and the kubectl plugin `kubectl gpuquota` need.
+"""The names and texts by which the parts of this system, and people, recognize quota, ledgers and rejections."""
 
-The plugin is shipped without binary packages. So this module imports only the standard library.
-"""
-
-import enum
-import math
 import re
-from fractions import Fraction
-
-CORES_PER_CARD = 100
-
-MAX_SLICES = 8
-"""The most compute slices and memory slices of one card."""
-MAX_CARD_SHARES = 48
-"""The most shares of one card whose charge is exact. NVIDIA's drivers serve at most 48 clients of one card."""
-UNIT_DECIMALS = 6
-"""The most decimals of the cards that one unit in ``gpu_units`` is charged."""
-COMMON_DENOMINATOR = math.lcm(*range(1, MAX_CARD_SHARES + 1), 10**UNIT_DECIMALS // CORES_PER_CARD)
-"""The denominator of each charge in hundredths of a card divides this number."""
 
 OVER_QUOTA = "exceeded quota"
 """The first words of a rejection that ends when quota becomes free. Kubernetes' ResourceQuota writes the same words.
@@ -72,27 +55,6 @@ USAGE_NAME, USAGE_KEY = "gpu-quota-usage", "usage.json"
 USAGE_LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota", "quota.vcuda.io/usage": "true"}
 
 
-class Mode(enum.StrEnum):
-    """A pod over quota is rejected (enforce), admitted with a warning (warn), or admitted and only recorded (audit)."""
-
-    ENFORCE = "enforce"
-    WARN = "warn"
-    AUDIT = "audit"
-
-
-DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
-"""A pattern for a DNS label (RFC 1123). Kubernetes requires the name of a namespace to be a DNS label."""
-
-NAMESPACE_RULE = (
-    "the name of a namespace must have at most 63 lower-case letters, digits and `-`, and must begin and end with a "
-    "letter or digit"
-)
-
-
-def is_namespace_name(name: object) -> bool:
-    return isinstance(name, str) and DNS_LABEL.fullmatch(name) is not None
-
-
 SHORTAGE = rf"(?:{OVER_QUOTA}: (?![^,]{{1,253}}, requested: [^ ,=]{{1,253}}=)|{NEVER_FITS}: )"
 """A pattern for the beginning of our rejections for lack of quota. ResourceQuota writes `requested: cpu=1` instead."""
 
@@ -108,29 +70,3 @@ NO_QUOTA = "not enough quota"
 
 def would_be_pinned(model: str) -> str:
     return f"would be pinned to {model}"
-
-
-def cards(cores: int | Fraction) -> str:
-    """Return hundredths of a card as text: 800 is ``8 cards``, 100 ``1 card``, 250 ``2.5 cards``.
-
-    Parts of hundredths, which MIG profiles have, are rounded up, so that no usage looks smaller than it is.
-    """
-    amount = f"{math.ceil(cores) / CORES_PER_CARD:.2f}".rstrip("0").rstrip(".")
-    return f"{amount} card" if amount == "1" else f"{amount} cards"
-
-
-def cores_of(part: Fraction) -> int | Fraction:
-    """Return a part of a card as hundredths. A part that ledgers cannot store exactly is rounded up to six decimals."""
-    millionths = 10**UNIT_DECIMALS
-    if COMMON_DENOMINATOR % part.denominator:
-        part = Fraction(math.ceil(part * millionths), millionths)
-    return exact(CORES_PER_CARD * part)
-
-
-def exact(cores: Fraction) -> int | Fraction:
-    """Return the same amount, as an int if it is whole."""
-    return cores.numerator if cores.denominator == 1 else cores
-
-
-def mebibytes(memory: int) -> str:
-    return f"{memory} MiB"

@@ -22,7 +22,7 @@ import pydantic
 from pydantic_core import ErrorDetails, ValidationError
 
 from vcuda.quota.document import check_text
-from vcuda.quota.terms import CORES_PER_CARD, MAX_SLICES
+from vcuda.quota.model import CORES_PER_CARD, MAX_SLICES
 from vcuda.quota.values import (
     StrictModel,
     WrongValueError,

@@ -15,8 +15,8 @@ from vcuda import k8s_types
 from vcuda.errors import Fault, QuotaFault
 from vcuda.quota import document, grant_entries, times, values
 from vcuda.quota.card_memory import with_card_memory
-from vcuda.quota.model import CORES_PER_CARD, Charge, Cores, Quota
-from vcuda.quota.terms import SYSTEM_NAMESPACES, UNIT_DECIMALS, exact
+from vcuda.quota.model import CORES_PER_CARD, UNIT_DECIMALS, Charge, Cores, Quota, exact
+from vcuda.quota.terms import SYSTEM_NAMESPACES
 from vcuda.quota.yaml import Plain
 from vcuda.requests import card_models, scheme_settings
 from vcuda.requests.mig import PROFILE

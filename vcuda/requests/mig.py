@@ -14,8 +14,7 @@ from fractions import Fraction
 
 import msgspec
 
-from vcuda.quota.model import CORES_PER_CARD, Charge
-from vcuda.quota.terms import exact
+from vcuda.quota.model import CORES_PER_CARD, Charge, exact
 from vcuda.requests.folding import fold
 
 PROFILE = "nvidia.com/mig-"

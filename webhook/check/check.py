@@ -25,9 +25,8 @@ from vcuda.quota.terms import UNASKED_NAMESPACES
 from vcuda.requests.pod_request import read_request
 from vcuda.workloads import Manifest, Unread, Workload, made_claims
 from webhook.check import files
-from webhook.ledger.ledgers import RecentChoices
-from webhook.review import claim_review, context, pod_review
-from webhook.review.verdicts import Creation
+from webhook.review import answers, context
+from webhook.review.decisions import Creation, RecentChoices
 
 Ask = Callable[[str, AdmissionRequest], Awaitable[AdmissionResponse]]
 """A function that takes a path of the webhook, such as /mutate, and an admission review. It returns the answer."""
@@ -99,12 +98,7 @@ def check(workloads: Sequence[Workload | Unread], cluster: files.OfflineCluster)
     policy, ledgers, choices = cluster.policy, cluster.ledgers(), RecentChoices()
 
     async def ask(path: str, request: AdmissionRequest) -> AdmissionResponse:
-        is_pod = request.kind.kind == "Pod"
-        if path == "/mutate":
-            answer = pod_review.mutate if is_pod else claim_review.mutate
-        else:
-            answer = pod_review.validate if is_pod else claim_review.validate
-        return await answer(Creation(request, policy, ledgers, choices))
+        return await answers.answer(path, Creation(request, policy, ledgers, choices))
 
     return asyncio.run(decide(workloads, ask, cluster))
 

@@ -15,9 +15,8 @@ from vcuda.claims import charges, devices as dra, digest, objects
 from vcuda.claims.names import CLAIM, TEMPLATE
 from vcuda.discovery import sources
 from vcuda.ledger.ledger import charges_by_model
-from vcuda.placement import affinity, node_states, patches, registers
-from vcuda.placement.node_states import NodeStates
-from vcuda.placement.nodes import Nodes
+from vcuda.placement import affinity, patches, registers
+from vcuda.placement.nodes import Nodes, NodeStates, read_state
 from vcuda.quota import model, terms
 from vcuda.requests import config, resources, runtime_devices
 from webhook.ledger import ledgers as memory
@@ -162,7 +161,7 @@ def read_stored(path: Path, labels: affinity.NodeLabels, known: resources.GpuRes
     nodes = Nodes.of(node_labels, labels, cards, known.models, outdated)
     charged = known.with_claimed(published.extended_resources).with_registered(nodes.registered_cards)
     pods = (stored_pods.read_stored(pod, labels, charged) for _, pod in found["Pod"].values())
-    states = {name: node_states.read_state(node) for (_, name), (_, node) in found["Node"].items()}
+    states = {name: read_state(node) for (_, name), (_, node) in found["Node"].items()}
     return StoredObjects(
         nodes,
         NodeStates.of(nodes.index.names, states),

@@ -19,11 +19,12 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from vcuda.admission_review import ReviewDeadline
 from vcuda.errors import Dropped, DropReason
 from vcuda.quota.model import Usage
 from webhook.intake.bodies import MAX_BODY
 from webhook.intake.fair_queue import Bounds, FairQueue
-from webhook.ledger.ledgers import ChargeRequest, Decision, Ledgers, ReviewDeadline
+from webhook.ledger.charging import ChargeRequest, Decision, Ledgers
 
 T = TypeVar("T")
 

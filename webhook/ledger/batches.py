@@ -1,10 +1,18 @@
-"""Collects the items of concurrent callers in a batch, and processes all items of a batch together."""
+"""Collects the charges of concurrent callers in a batch, and decides a batch by one version of the ledger.
+
+`BatchCommitter` and `SharedCall` work for items of any type.
+"""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
+
+from vcuda.kube import Stored
+from vcuda.ledger.ledger import Admitted, Ledger, Pending, Rejected, admit
+from vcuda.quota.model import Mode
+from webhook.ledger.charging import CROWDED, ChargeRequest, Decision
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -108,3 +116,46 @@ class SharedCall(Generic[R]):
         made = await self.make()
         for call in calls:
             call.resolve(made)
+
+
+Charging = PendingCall[ChargeRequest, Decision]
+
+
+def decide(ledger: Ledger, request: ChargeRequest) -> Decision:
+    """Decide whether a charge fits this ledger. An `Admitted` has the ledger that the caller must write."""
+    asked, quota = Pending(request.model, request.charge, request.grace), request.quota
+    decision = admit(ledger, request.uid, asked, quota, enforced=quota.mode is Mode.ENFORCE)
+    return decision if isinstance(decision, Admitted | Rejected) else CROWDED
+
+
+class Read(NamedTuple):
+    """A version of the ledger by which charges are decided."""
+
+    stored: Stored
+    counted: Ledger
+    """The stored ledger, with a newer count of the stored objects if it may lack some."""
+    flushed: Ledger
+    """``counted``, in which the charges that this replica admitted from its reservation are pending charges."""
+
+
+class Decided(NamedTuple):
+    """The decisions about a batch of charges, and the ledger that the replica must write for them."""
+
+    ledger: Ledger
+    decisions: Sequence[Decision]
+    changed: bool
+    """True if the decisions, or the count before them, have changed the ledger."""
+
+    @property
+    def admits_all(self) -> bool:
+        return all(isinstance(decision, Admitted) for decision in self.decisions)
+
+
+def decide_all(read: Read, calls: Sequence[Charging]) -> Decided:
+    decisions, ledger = [], read.flushed
+    for call in calls:
+        decision = decide(ledger, call.item)
+        decisions.append(decision)
+        if isinstance(decision, Admitted) and not call.item.dry_run:
+            ledger = decision.ledger
+    return Decided(ledger, decisions, (ledger, read.counted) != (read.flushed, read.stored.ledger))

@@ -10,9 +10,10 @@ import msgspec
 from vcuda.errors import ListOverdue
 from vcuda.ledger.ledger import MARGIN_SECONDS, UNSEEN_SECONDS, Ledger, Rejected, is_older
 from vcuda.ledger.recount import Expired, ObservedPods, recount
-from vcuda.quota.model import Shortage, Usage, fits
+from vcuda.quota.model import Usage, fits
+from vcuda.quota.shortage import Shortage
 from webhook.ledger.batches import SharedCall
-from webhook.ledger.ledgers import PutOff
+from webhook.ledger.charging import PutOff
 
 MIN_INTERVAL_SECONDS = 0.5
 """The minimum number of seconds between the starts of two LISTs of one namespace, even if many charges are rejected."""

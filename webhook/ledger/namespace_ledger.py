@@ -16,12 +16,12 @@ import msgspec
 from vcuda.errors import Conflict, LedgerLost, ListOverdue, Unavailable, VcudaError, WriteUnanswered
 from vcuda.kube import LedgerStore, Stored
 from vcuda.ledger import ledger as rules
-from vcuda.ledger.ledger import Admitted, Ledger, Pending, Rejected
-from vcuda.ledger.recount import ObservedPods, is_counted_before, recount
+from vcuda.ledger.ledger import Admitted, Ledger, Pending, Rejected, is_counted_before
+from vcuda.ledger.recount import ObservedPods, recount
 from vcuda.quota.model import Mode, Usage
-from webhook.ledger.batches import BatchCommitter, PendingCall, SharedCall
+from webhook.ledger.batches import BatchCommitter, Charging, Decided, Read, SharedCall, decide_all
+from webhook.ledger.charging import ChargeRequest, Decision, PutOff, RetryLater
 from webhook.ledger.fresh_count import SOON_SECONDS, FreshCount
-from webhook.ledger.ledgers import ChargeRequest, Decision, PutOff, RetryLater
 from webhook.ledger.reservations import (
     GIVE_WAY_SECONDS,
     MAX_WRITE_SECONDS,
@@ -81,8 +81,6 @@ TOO_MANY = RetryLater("too many charges of this namespace are being written at o
 UNSURE = RetryLater("it is not known whether the charge was written", soon=True)
 
 NEWER_QUOTA = "the ledger was counted by a newer quota ConfigMap than this replica has read"
-
-Charging = PendingCall[ChargeRequest, Decision]
 
 
 @dataclass(eq=False)
@@ -267,26 +265,38 @@ class NamespaceLedger:
         # 1. Read: use the ledger in memory if it is recent, otherwise read the stored ledger. If the ledger may lack
         # stored pods, count them.
         await self._send_again()
-        remembered = self._take_remembered()
+        # Another process has probably written a newer version after a second.
+        recent = self._shared.clock() - self._remembered_at < REMEMBERED_SECONDS
+        remembered, self._remembered = self._remembered if recent else None, None
+        read = await self._read(calls, remembered)
+        # 2. Decide the calls in order.
+        decided = decide_all(read, calls)
+        # Only a compare-and-swap proves that the ledger in memory is not out of date. So a rejection, or an admission
+        # that writes nothing, is decided again by a newly read ledger.
+        if remembered and calls and not (decided.changed and decided.admits_all):
+            read = await self._read(calls)
+            decided = decide_all(read, calls)
+        # 3. Write the ledger, if it has changed, and answer the calls.
+        await self._write_decided(read, decided, calls)
+        for call, decision in zip(calls, decided.decisions, strict=True):
+            call.resolve(decision)
+        if self._reserved.active and (self._flusher is None or self._flusher.done()):
+            self._flusher = asyncio.create_task(self._flush())
+
+    async def _read(self, calls: Sequence[Charging], remembered: Stored | None = None) -> Read:
         stored = remembered or await self._read_own(calls)
         counted = await self._complete(stored.ledger, calls)
-        # 2. Decide: move charges that were admitted from the reservation to `pending`. Then decide the calls in order.
-        flushed = self._reserved.flushed(counted)
-        ledger, decisions = _decide(flushed, calls)
-        waiting = [each for call, each in zip(calls, decisions, strict=True) if not call.item.dry_run]
-        if any(isinstance(each, Rejected) and each.shortage.rests_on_reserved for each in waiting):
+        return Read(stored, counted, self._reserved.flushed(counted))
+
+    async def _write_decided(self, read: Read, decided: Decided, calls: Sequence[Charging]) -> None:
+        stored, ledger = read.stored, decided.ledger
+        own = [each for call, each in zip(calls, decided.decisions, strict=True) if not call.item.dry_run]
+        if any(isinstance(each, Rejected) and each.shortage.rests_on_reserved for each in own):
             ledger = self._ask_for_room(ledger)
-        changed = (ledger, counted) != (flushed, stored.ledger)
-        if remembered and calls and not (changed and all(isinstance(decision, Admitted) for decision in decisions)):
-            # Only a compare-and-swap proves that the ledger in memory is not out of date. So a rejection, or an
-            # admission that writes nothing, is decided again by a newly read ledger.
-            await self._attempt(calls)
-            return
-        # 3. Write the ledger, if it has changed, and answer the calls.
+        changed = decided.changed or ledger is not decided.ledger
         gives_back = self._reserved.active and not calls and stored.version
-        changed = (changed and not all(call.item.dry_run for call in calls)) or stored.opens
-        if changed or self._reserved.granted or gives_back:
-            self._note_demand(calls, decisions)
+        if (changed and own) or stored.opens or self._reserved.granted or gives_back:
+            self._note_demand(calls, decided.decisions)
             for call in calls:
                 call.late = UNSURE  # the result for a call whose deadline passes during the write
             stored = await self._write(self._reserving(ledger, calls), stored)
@@ -295,10 +305,6 @@ class NamespaceLedger:
         if stored.version is not None:  # None if no open ledger (which admits charges) is stored
             self._remember(stored)
         self._note(ledger)
-        for call, decision in zip(calls, decisions, strict=True):
-            call.resolve(decision)
-        if self._reserved.active and (self._flusher is None or self._flusher.done()):
-            self._flusher = asyncio.create_task(self._flush())
 
     def _note_demand(self, calls: Sequence[Charging], decisions: Sequence[Decision]) -> None:
         """Add the admitted charges to the measured demand, by which `_reserving` then sizes the next reservation."""
@@ -354,11 +360,6 @@ class NamespaceLedger:
     def _remember(self, stored: Stored) -> None:
         self._remembered, self._remembered_at = stored, self._shared.clock()
 
-    def _take_remembered(self) -> Stored | None:
-        """Remove and return the ledger in memory; None if another process has probably written a newer version."""
-        remembered, self._remembered = self._remembered, None
-        return remembered if self._shared.clock() - self._remembered_at < REMEMBERED_SECONDS else None
-
     async def _read_own(self, calls: Sequence[Charging]) -> Stored:
         store = self._shared.store
         opens = any(not call.item.dry_run for call in calls)
@@ -375,7 +376,7 @@ class NamespaceLedger:
     async def _complete(self, ledger: Ledger, calls: Sequence[Charging]) -> Ledger:
         # If the quota was edited after the last count of the stored objects, the ledger may have charges by old values
         # of GPU resources. It may also lack pods that were stored while the namespace had no limit.
-        config_version = self._shared.store.config_version
+        config_version = self._shared.store.resources().version
         ledger = self._fresh_count.recount(ledger)
         # A newer quota ConfigMap may not name a model that no node has. Then the ledger lacks the pods of this model.
         nameless = {call.item.model for call in calls} - self._shared.store.nodes().models - {rules.NO_MODEL}
@@ -406,14 +407,4 @@ class NamespaceLedger:
 
 
 def _terms(asked: ChargeRequest, store: LedgerStore) -> Terms:
-    return Terms(asked.quota, asked.counted_since, store.config_version)
-
-
-def _decide(ledger: Ledger, calls: Sequence[Charging]) -> tuple[Ledger, list[Decision]]:
-    decisions = []
-    for call in calls:
-        decision = call.item.decide(ledger)
-        decisions.append(decision)
-        if isinstance(decision, Admitted) and not call.item.dry_run:
-            ledger = decision.ledger
-    return ledger, decisions
+    return Terms(asked.quota, asked.counted_since, store.resources().version)

@@ -7,6 +7,7 @@ import bisect
 import math
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -14,7 +15,6 @@ import msgspec
 
 from vcuda.ledger.ledger import RESERVATION_SECONDS, Ledger, Pending, Reservation
 from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota, fits
-from webhook.ledger.ledgers import ChargeWindow
 
 RATE_SECONDS = 4.0
 """A replica measures its demand for quota over this many seconds. After this time without demand, it releases its
@@ -81,6 +81,46 @@ class Terms(NamedTuple):
 def boot_seconds() -> float:
     """Return the seconds since this machine booted, including the time in which it was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class ChargeWindow:
+    """The charges of the last ``seconds``, and their number and sum for each GPU model. For use by one thread only."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        # Maps each key to the time, the model and the amount of its charge. The oldest charge comes first.
+        self._charges: OrderedDict[object, tuple[float, str, Charge]] = OrderedDict()
+        # Maps each GPU model to the number and sum of its charges. The sums are stored, because adding up thousands of
+        # charges for each review would take too long.
+        self._sums: dict[str, tuple[int, Charge]] = {}
+
+    def add(self, key: object, model: str, charge: Charge) -> None:
+        """Add a charge at the present time, unless a charge with this key was added in the last ``seconds``."""
+        sums = self.sums()
+        if key not in self._charges:
+            number, charged = sums.get(model, (0, Charge()))
+            self._sums[model] = number + 1, charged + charge
+            self._charges[key] = self._clock(), model, charge
+
+    def remove_alike(self, model: str, charge: Charge) -> None:
+        self.sums()
+        alike = (key for key, (_, own, amount) in self._charges.items() if (own, amount) == (model, charge))
+        if (oldest := next(alike, None)) is not None:
+            self._remove(oldest)
+
+    def sums(self) -> Mapping[str, tuple[int, Charge]]:
+        """Return the number and sum of the charges by model, after the removal of charges older than ``seconds``."""
+        since = self._clock() - self._seconds
+        while self._charges and next(iter(self._charges.values()))[0] <= since:
+            self._remove(next(iter(self._charges)))
+        return self._sums
+
+    def _remove(self, key: object) -> None:
+        _, model, charge = self._charges.pop(key)
+        number, charged = self._sums.pop(model)
+        if number > 1:
+            self._sums[model] = number - 1, charged - charge
 
 
 class Demand:

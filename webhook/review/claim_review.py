@@ -6,28 +6,28 @@ quota. A changed template, and the templates that a pod names, are not reviewed.
 """
 
 from collections.abc import Mapping
-from http import HTTPStatus
 from types import MappingProxyType
 
-from vcuda.admission_review import MAX_REPAIRED, AdmissionRequest, AdmissionResponse
+from vcuda.admission_review import MAX_REPAIRED, AdmissionRequest, AdmissionResponse, Outcome
 from vcuda.claims.charges import ClaimRequest, ambiguous
 from vcuda.claims.digest import ClaimDigest, digest_of
 from vcuda.claims.names import CLAIM, TEMPLATE
 from vcuda.claims.objects import ResourceClaim, ResourceClaimTemplate
 from vcuda.claims.request import read_claim
 from vcuda.errors import Fault
-from vcuda.k8s_types import UNDECODABLE, Decoder, ObjectMeta
-from vcuda.placement.node_states import NodeStates
-from vcuda.placement.nodes import NO_NODES, Nodes
+from vcuda.k8s_types import UNDECODABLE, Check, Decoder, ObjectMeta, no_check
+from vcuda.ledger.ledger import Pending
+from vcuda.placement.choice import ordered_models
+from vcuda.placement.nodes import NO_NODES, Nodes, NodeStates
 from vcuda.placement.placement import Candidates
-from vcuda.quota.model import NOT_MUTATED, NamespaceQuota, exceeded
-from vcuda.quota.preference import ordered_models
+from vcuda.quota.model import NOT_MUTATED, NamespaceQuota
+from vcuda.quota.shortage import exceeded
 from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.requests.bypasses import find_unlimited
-from webhook.ledger.ledgers import Ledgers
-from webhook.review import verdicts
+from webhook.ledger.charging import Ledgers
+from webhook.review import decisions
 from webhook.review.context import PolicySnapshot
-from webhook.review.models import Allowed, check_wish, pin
+from webhook.review.decisions import Creation, Rejection, Simple, Verdict
 
 WAITS = "a claim from this template must wait until the quota is free"
 
@@ -38,52 +38,46 @@ _CLAIMS = Decoder(ResourceClaim, MAX_REPAIRED)
 _TEMPLATES = Decoder(ResourceClaimTemplate, MAX_REPAIRED)
 
 
-class ClaimReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
+class ClaimReview(decisions.Review, frozen=True, gc=False, kw_only=True):
     """A ResourceClaim or ResourceClaimTemplate that requests GPUs in a namespace with a quota."""
 
+    kind: str
     metadata: ObjectMeta
     request: ClaimRequest
 
 
-def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> ClaimReview | AdmissionResponse:
-    """Return the claim or template that needs a decision, or the answer to the review if none is needed."""
-    if request.kind.kind not in (CLAIM, TEMPLATE):
-        message = f"this webhook reviews ResourceClaims, not {request.kind.kind}; correct the webhook's rules"
-        return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
+def read(request: AdmissionRequest, policy: PolicySnapshot, _check: Check = no_check) -> ClaimReview | Simple:
+    """Return the claim or template that needs a decision, or the verdict if none is needed."""
+    kind = request.kind.kind
+    if kind not in (CLAIM, TEMPLATE):
+        message = f"this webhook reviews ResourceClaims, not {kind}; correct the webhook's rules"
+        return Rejection(Outcome.BAD_REQUEST, message)
     # Updates are not decided, because Kubernetes forbids changing the requests of a stored claim.
-    if request.operation != "CREATE" or request.sub_resource:
-        return AdmissionResponse("ignored")
     # A scheduler creates claims for pods that request extended resources. Such a claim is not charged, because its pod
     # has already been charged and pinned.
-    if request.kind.kind == CLAIM and request.user_info.username in (
-        policy.scheduler_users | policy.resources.scheduler_users
-    ):
-        return AdmissionResponse("scheduler")
-    quota, misnamed = policy.quota.for_namespace(request.namespace), verdicts.misnamed(request.namespace)
+    schedulers = policy.scheduler_users | policy.resources.scheduler_users
+    created = request.operation == "CREATE" and not request.sub_resource
+    if not created or (kind == CLAIM and request.user_info.username in schedulers):
+        return AdmissionResponse(Outcome.SCHEDULER if created else Outcome.IGNORED)
+    quota, misnamed = policy.quota.for_namespace(request.namespace), decisions.misnamed(request.namespace)
     if misnamed or quota is None:
-        return misnamed or AdmissionResponse("unlimited")
+        return misnamed or AdmissionResponse(Outcome.UNLIMITED)
     try:
-        return _read(request, quota, policy)
+        metadata, digest, annotations, under = _decode(request)
+        asked = read_claim(digest, policy.claim_policy)
     except UNDECODABLE as error:
-        message = f"the {request.kind.kind} cannot be read: {error}"
-        return verdicts.admitted_unread(AdmissionResponse("malformed", False, HTTPStatus.BAD_REQUEST, message), quota)
-
-
-def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapshot) -> ClaimReview | AdmissionResponse:
-    metadata, digest, annotations, under = _decode(request)
-    asked = read_claim(digest, policy.claim_policy)
+        return decisions.unread(kind, error, quota)
     if not asked.entries and not asked.faults:
-        return AdmissionResponse("ignored")
+        return AdmissionResponse(Outcome.IGNORED)
     rejections = find_unlimited(annotations) if asked.has_share else ()
     rejected = [each.fault for each in rejections if each.allowance not in quota.allow]
     faults = tuple(Fault(f"{under}{path}", message) for path, message in (*asked.faults, *rejected))
     scheme = ",".join(sorted({entry.found.driver or "" for entry in asked.entries}))
     # A claim never gets a 429, because the client would wait before it repeats the call. During such a wait, a
     # controller blocks one of its few workers, and the scheduler withholds devices from other pods.
-    review = ClaimReview(
-        request.namespace, quota, policy, faults, scheme=scheme, may_wait=False, metadata=metadata, request=asked
+    return ClaimReview(
+        *(request.namespace, quota, policy, faults, scheme, False), kind=kind, metadata=metadata, request=asked
     )
-    return verdicts.malformed(faults, scheme) if faults and review.enforced else review
 
 
 def _decode(request: AdmissionRequest) -> tuple[ObjectMeta, ClaimDigest, Mapping[str, str], str]:
@@ -130,41 +124,31 @@ def find_candidates(
     return Candidates(models, present, reasons, rule, why_not_ready=why_not_ready)
 
 
-async def mutate(create: verdicts.Creation) -> AdmissionResponse:
-    """Return the answer of /mutate: a patch that pins the claim to one GPU model, or a rejection.
-
-    Raises Unavailable if the ledger could not be read.
-    """
-    review = review_of(create.request, create.policy)
-    if isinstance(review, ClaimReview):
-        if create.request.kind.kind == TEMPLATE:
-            return AdmissionResponse("ignored")
-        review = check_wish(review, review.metadata.annotations or {})
-    if isinstance(review, AdmissionResponse):
-        return review
+async def mutate(create: Creation, review: ClaimReview) -> Verdict:
+    """Pin the claim to a model. Raises Unavailable if the ledger could not be read."""
+    annotations, policy = review.metadata.annotations or {}, create.policy
+    if review.kind == TEMPLATE:
+        return AdmissionResponse(Outcome.IGNORED)
+    note = decisions.check_wish(review, annotations)
+    if isinstance(note, Rejection):
+        return note
     create.deadline.check(review.request.steps * len(review.quota.limits))
-    policy, annotations = create.policy, review.metadata.annotations or {}
     candidates = find_candidates(review.request, review.quota, annotations, policy.nodes, policy.states)
-    if not candidates.models:
-        rejection = candidates.sentence("claim", review.namespace, review.quota)
-        if review.enforced:
-            return verdicts.rejected(review, "not-allowed", rejection)
-        warnings = review.warnings(f"{rejection}; {verdicts.ADMITTED_ALL_THE_SAME}")
-        return AdmissionResponse("unpinned", warnings=warnings, scheme=review.scheme)
+    if candidates.models:
+        return await decisions.pin(
+            create, review, decisions.Allowed(candidates, review.request.charge, review.request.patch), note
+        )
+    sentence = candidates.sentence("claim", review.namespace, review.quota)
+    if review.enforced:
+        return Rejection(Outcome.NOT_ALLOWED, sentence)
+    warnings = review.warnings(note, f"{sentence}; {decisions.ADMITTED_ALL_THE_SAME}")
+    return AdmissionResponse(Outcome.UNPINNED, warnings=warnings, scheme=review.scheme)
 
-    return await pin(create, review, Allowed(candidates, review.request.charge, review.request.patch))
 
-
-async def validate(create: verdicts.Creation) -> AdmissionResponse:
-    """Charge the claim, and return the answer of /validate.
-
-    Raises Unavailable if the ledger could not be read or written.
-    """
-    review = review_of(create.request, create.policy)
-    if isinstance(review, AdmissionResponse):
-        return review
+async def validate(create: Creation, review: ClaimReview) -> Verdict:
+    """Charge the claim. Raises Unavailable if the ledger could not be read or written."""
     create.deadline.check()
-    if create.request.kind.kind == TEMPLATE:
+    if review.kind == TEMPLATE:
         create.deadline.check(review.request.steps * len(review.quota.limits))
         return await _check_template(review, create.ledgers)
     model = review.request.model()
@@ -172,11 +156,11 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     if model and (product := review.request.policy.products.of_model(model).foreign):
         stray.append(ambiguous(model, product))
     if stray and review.enforced:
-        return verdicts.rejected(review, "not-pinned", "; ".join(stray))
+        return Rejection(Outcome.NOT_PINNED, "; ".join(stray))
     if model is None:
-        return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
-    asked = verdicts.Asked(review.metadata, model, review.request.charge(model))
-    return await verdicts.charge(create, review, asked, stray=stray)
+        return AdmissionResponse(Outcome.UNPINNED, warnings=review.warnings(*stray), scheme=review.scheme)
+    asked = Pending(model, review.request.charge(model))
+    return await decisions.charge(create, review, review.metadata, asked, stray)
 
 
 def _not_held(review: ClaimReview, model: str | None) -> str:
@@ -187,20 +171,20 @@ def _not_held(review: ClaimReview, model: str | None) -> str:
     )
 
 
-async def _check_template(review: ClaimReview, ledgers: Ledgers) -> AdmissionResponse:
+async def _check_template(review: ClaimReview, ledgers: Ledgers) -> Verdict:
     """Reject a template if its claims can never fit the quota. Warn if the claims must wait for free quota now."""
     namespace, quota, asked = review.namespace, review.quota, review.request
-    outcome, sentence, waits = "template", "", False
+    outcome, sentence, waits = Outcome.TEMPLATE, "", False
     candidates = find_candidates(asked, quota)
     if not candidates.models:
-        outcome, sentence = "not-allowed", candidates.sentence("claim", namespace, quota)
+        outcome, sentence = Outcome.NOT_ALLOWED, candidates.sentence("claim", namespace, quota)
     elif not asked.faults:
         options = candidates.options(quota, asked.charge, await ledgers.cached_usage(namespace))
         if not any(each.has_room for each in options):
             short = [each.shortage for each in options]
             sentence, waits = exceeded(namespace, *short), not all(each.can_never_fit for each in short)
-            outcome = "template" if waits else "over-quota"
-    if outcome != "template" and review.enforced:
-        return verdicts.rejected(review, outcome, sentence)
-    warnings = [f"{sentence}; {WAITS if waits else verdicts.ADMITTED_ALL_THE_SAME}"] if sentence else []
-    return AdmissionResponse("template", warnings=review.warnings(*warnings), scheme=review.scheme)
+            outcome = Outcome.TEMPLATE if waits else Outcome.OVER_QUOTA
+    if outcome is not Outcome.TEMPLATE and review.enforced:
+        return Rejection(outcome, sentence)
+    warning = sentence and f"{sentence}; {WAITS if waits else decisions.ADMITTED_ALL_THE_SAME}"
+    return AdmissionResponse(Outcome.TEMPLATE, warnings=review.warnings(warning), scheme=review.scheme)

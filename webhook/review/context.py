@@ -8,8 +8,7 @@ import msgspec
 from vcuda import kube
 from vcuda.claims import charges, devices
 from vcuda.placement import patches
-from vcuda.placement.node_states import NodeStates
-from vcuda.placement.nodes import Nodes
+from vcuda.placement.nodes import Nodes, NodeStates
 from vcuda.quota import model
 from vcuda.quota.terms import MAX_TERMINATING_SECONDS
 from vcuda.requests.resources import BUILT_IN, GpuResources

@@ -6,27 +6,25 @@ rejected pod, which lacks the patch of /mutate, gets status 429 or 403.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from http import HTTPStatus
 
 import msgspec
 from jsonpointer import JsonPointer
 
-from vcuda.admission_review import AdmissionRequest, AdmissionResponse
+from vcuda.admission_review import AdmissionRequest, AdmissionResponse, Outcome
 from vcuda.errors import Fault
 from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, Check, Decoder, Operation, Pod, no_check
-from vcuda.ledger.ledger import NO_MODEL
-from vcuda.placement import card_types, patches, placement
-from vcuda.placement.serving import DEFAULT_SCHEDULER, HOSTNAME, reaches, serve
-from vcuda.quota.model import NOT_MUTATED, Allowance, Charge
+from vcuda.ledger.ledger import Pending
+from vcuda.placement import patches, placement
+from vcuda.placement.placement import DEFAULT_SCHEDULER, HOSTNAME, reaches, serve
+from vcuda.quota.model import NOT_MUTATED, Allowance, NamespaceQuota
 from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.quota.values import listed
 from vcuda.requests.bypasses import could_reach_gpus, find_bypasses
 from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request, resources_of
 from vcuda.requests.resources import MAX_PRODUCT, PLAIN_CARDS
-from webhook.ledger.ledgers import SKIPPED_SECONDS
-from webhook.review import verdicts
+from webhook.review import decisions
 from webhook.review.context import PolicySnapshot
-from webhook.review.models import Allowed, check_wish, pin
+from webhook.review.decisions import Creation, Rejection, Simple, Verdict
 
 # The group of every kubelet. The groups in a review can be trusted, because the API server has authenticated the user.
 # The fields of the pod cannot be trusted, because the creator of the pod writes them.
@@ -37,7 +35,7 @@ MAX_RECORDS = 10
 # A rejection lists at most this many models of the pod's node affinity, which may have a hundred thousand.
 MAX_MODELS = 10
 # A rejection shows at most this many characters of the pod's schedulerName, which may be very long.
-MAX_SCHEDULER_LENGTH = 63
+MAX_OF_SCHEDULER = 63
 
 GRACE = "spec.terminationGracePeriodSeconds"
 # After a forced deletion, the containers of a pod may run on for its grace period, and the pod is charged for so long.
@@ -49,7 +47,7 @@ ORPHANS = "must not contain orphan, because the ResourceClaims of the pod would 
 _PODS = Decoder(Pod)
 
 
-class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
+class PodReview(decisions.Review, frozen=True, gc=False, kw_only=True):
     """A pod in a namespace with a limit. The pod requests GPUs itself (``request.asks``), or only by ResourceClaims
     (``claims``). If it requests none, it has allocation records, which a new pod must not have."""
 
@@ -67,21 +65,20 @@ class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
         return msgspec.structs.replace(general, scheduler=served.scheduler, avoided=served.avoided)
 
 
-def review_of(
-    request: AdmissionRequest, policy: PolicySnapshot, check: Check = no_check
-) -> PodReview | AdmissionResponse:
-    """Return the pod that needs a decision, or the answer to the review if none is needed."""
-    pod, quota = gpu_pod_of(request), policy.quota.for_namespace(request.namespace)
+def read(request: AdmissionRequest, policy: PolicySnapshot, check: Check = no_check) -> PodReview | Simple:
+    """Return the pod that needs a decision, or the verdict if none is needed."""
+    quota = policy.quota.for_namespace(request.namespace)
+    pod = gpu_pod_of(request, quota)
     check()
-    if isinstance(pod, AdmissionResponse):
-        return verdicts.admitted_unread(pod, quota) if pod.outcome == "malformed" and quota else pod
+    if isinstance(pod, Simple):
+        return pod
     check(policy.resources.steps(name for _, each in pod.all_containers() for name in resources_of(each)))
     if is_mirror(request, pod):
-        return AdmissionResponse("mirror")
-    if misnamed := verdicts.misnamed(request.namespace):
+        return AdmissionResponse(Outcome.MIRROR)
+    if misnamed := decisions.misnamed(request.namespace):
         return misnamed
     if quota is None:
-        return AdmissionResponse("unlimited" if asks_for_vcuda(pod, policy.resources) else "ignored")
+        return AdmissionResponse(Outcome.UNLIMITED if asks_for_vcuda(pod, policy.resources) else Outcome.IGNORED)
     asked = read_request(pod, policy.resources, check)
     check()
     claims = bool(pod.spec.resource_claims and policy.claims)
@@ -96,12 +93,9 @@ def review_of(
     plain = {each for each in asked.schemes if each.counts_plain_cards and each not in asked.registered}
     names = [PLAIN_CARDS if each in plain else each.name for each in asked.schemes]
     scheme = ",".join([*sorted(names), *["units"] * asked.by_units])
-    review = PodReview(
-        request.namespace, quota, policy, tuple(faults), (), scheme, pod=pod, request=asked, claims=claims
-    )
-    if faults and review.enforced:
-        return verdicts.malformed(faults, scheme)
-    return review if charged or patches.unrecorded_patch(pod) else _not_charged(review)
+    review = PodReview(request.namespace, quota, policy, tuple(faults), scheme, pod=pod, request=asked, claims=claims)
+    needed = charged or (faults and review.enforced) or patches.unrecorded_patch(pod)
+    return review if needed else _not_charged(review)
 
 
 def faults_of(
@@ -115,32 +109,33 @@ def faults_of(
             yield rejection.fault
 
 
-def _not_charged(review: PodReview) -> AdmissionResponse:
+def _not_charged(review: PodReview, patch: Sequence[Operation] = ()) -> AdmissionResponse:
     # If the GPU request of a pod is malformed, but the quota only warns or audits, the pod is admitted without a
     # charge. A warning or the log has the faults.
     if not review.faults:
-        return AdmissionResponse("ignored")
-    sentence = verdicts.malformed_sentence(review.faults)
-    return AdmissionResponse("malformed", message=sentence, warnings=review.warnings())
+        return AdmissionResponse(Outcome.IGNORED, patch=patch)
+    return AdmissionResponse(
+        Outcome.MALFORMED, message=decisions.malformed(review.faults).message, patch=patch, warnings=review.warnings()
+    )
 
 
-def gpu_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
-    """Return the new pod if it could reach a GPU or has allocation records; otherwise the answer to the review, which
-    depends on no quota."""
+def gpu_pod_of(request: AdmissionRequest, quota: NamespaceQuota | None) -> Pod | Simple:
+    """Return the new pod if it could reach a GPU or has allocation records; otherwise the verdict. The ``quota`` of its
+    namespace decides only about a pod that cannot be decoded."""
     kind = request.kind
     if kind.kind != "Pod" or kind.group:
         named = "/".join(part for part in (kind.group, kind.version, kind.kind) if part)
         message = f"this webhook reviews pods, not {named or 'an unnamed kind'}; correct the webhook's rules"
-        return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
+        return Rejection(Outcome.BAD_REQUEST, message)
     # Updates are not decided, because the GPU requests of a stored pod cannot change. An ephemeral container, which can
     # be added to a stored pod, cannot request GPUs.
     if request.operation != "CREATE" or request.sub_resource:
-        return AdmissionResponse("ignored")
+        return AdmissionResponse(Outcome.IGNORED)
     try:
         pod = _PODS.decode(request.object)
     except UNDECODABLE as error:
-        return AdmissionResponse("malformed", False, HTTPStatus.BAD_REQUEST, f"the pod cannot be read: {error}")
-    return pod if could_reach_gpus(pod) or patches.unrecorded_patch(pod) else AdmissionResponse("ignored")
+        return decisions.unread("pod", error, quota)
+    return pod if could_reach_gpus(pod) or patches.unrecorded_patch(pod) else AdmissionResponse(Outcome.IGNORED)
 
 
 def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:
@@ -149,40 +144,44 @@ def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:
     return MIRROR_ANNOTATION in pod.annotations and NODES_GROUP in (request.user_info.groups or ())
 
 
-async def mutate(create: verdicts.Creation) -> AdmissionResponse:
-    """Return the patch that pins the pod, or a rejection. Raises Unavailable if the ledger was not read in time."""
-    review = review_of(create.request, create.policy, create.deadline.check)
-    if isinstance(review, PodReview) and review.request.asks:
-        review = check_wish(review, review.pod.annotations)
-    if isinstance(review, AdmissionResponse):
-        return review
-    if not review.request.asks:
+async def mutate(create: Creation, review: PodReview) -> Verdict:
+    """Pin the pod to a model. Raises Unavailable if the ledger could not be read in time."""
+    asked, check = review.request, create.deadline.check
+    if not asked.asks:
         removed = patches.unrecorded_patch(review.pod)
         if not review.claims:
-            return msgspec.structs.replace(_not_charged(review), patch=removed)
+            return _not_charged(review, removed)
         # A pod that requests cards only by ResourceClaims is not pinned, because each of its claims is pinned.
-        pools, hints = review.quota.pools, create.policy.hints
-        in_pools = patches.pools_patch(review.pod, pools, hints, create.deadline.check)
-        return AdmissionResponse("claims", patch=[*in_pools, *removed], warnings=review.warnings())
-    asked = review.request
+        in_pools = patches.pools_patch(review.pod, review.quota.pools, create.policy.hints, check)
+        return AdmissionResponse(Outcome.CLAIMS, patch=[*in_pools, *removed], warnings=review.warnings())
+    note = decisions.check_wish(review, review.pod.annotations)
+    if isinstance(note, Rejection):
+        return note
+    allowed = _allowed(review, check)
+    if allowed.candidates.models:
+        return await decisions.pin(create, review, allowed, note)
+    if review.enforced:
+        return Rejection(Outcome.NOT_ALLOWED, allowed.candidates.sentence("pod", review.namespace, review.quota))
+    # The quota only warns or audits, so this pod runs and may get a card. The patch sets the scheduler that allocates
+    # the cards, because another scheduler could give the same card to two pods.
+    patch = patches.unpinned_patch(review.pod, review.hints(None), check)
+    return AdmissionResponse(Outcome.UNPINNED, patch=patch, scheme=review.scheme)
+
+
+def _allowed(review: PodReview, check: Check) -> decisions.Allowed:
+    pod, policy, asked = review.pod, review.policy, review.request
     candidates = placement.find_candidates(
-        *(review.pod, _without_claimed(review), review.quota, create.policy.nodes, review.hints(None).scheduler),
-        states=create.policy.states,
-        check=create.deadline.check,
+        *(pod, _without_claimed(review), review.quota, policy.nodes, review.hints(None).scheduler),
+        states=policy.states,
+        check=check,
     )
-    if not candidates.models:
-        sentence = candidates.sentence("pod", review.namespace, review.quota)
-        return _without_model(review, sentence, create.deadline.check)
 
     def patch(model: str) -> Sequence[Operation]:
-        types = card_types.annotations_for(
-            review.pod, asked.schemes, model, create.policy.nodes.types, has_share=asked.has_share
-        )
-        pinned = review.pod, model, review.quota.pools, types, review.hints(model)
-        return patches.patch_for(*pinned, nodes=create.policy.nodes, check=create.deadline.check)
+        types = patches.annotations_for(pod, asked.schemes, model, policy.nodes.types, has_share=asked.has_share)
+        pinned = pod, model, review.quota.pools, types, review.hints(model)
+        return patches.patch_for(*pinned, nodes=policy.nodes, check=check)
 
-    allowed = Allowed(candidates, asked.charge_on, patch, create.policy.hints.labels.model)
-    return await pin(create, review, allowed)
+    return decisions.Allowed(candidates, asked.charge_on, patch, policy.hints.labels.model)
 
 
 def _without_claimed(review: PodReview) -> PodRequest:
@@ -195,20 +194,8 @@ def _without_claimed(review: PodReview) -> PodRequest:
     return msgspec.structs.replace(asked, resources=offered)
 
 
-def _without_model(review: PodReview, sentence: str, check: Check) -> AdmissionResponse:
-    if review.enforced:
-        return verdicts.rejected(review, "not-allowed", sentence)
-    # The quota only warns or audits, so this pod runs and may get a card. The patch sets the scheduler that allocates
-    # the cards, because another scheduler could give the same card to two pods.
-    patch = patches.unpinned_patch(review.pod, review.hints(None), check)
-    return AdmissionResponse("unpinned", patch=patch, scheme=review.scheme)
-
-
-async def validate(create: verdicts.Creation) -> AdmissionResponse:
-    """Charge the pod, and return the answer. Raises Unavailable if the ledger could not be read or written in time."""
-    review = review_of(create.request, create.policy, create.deadline.check)
-    if isinstance(review, AdmissionResponse):
-        return review
+async def validate(create: Creation, review: PodReview) -> Verdict:
+    """Charge the pod. Raises Unavailable if the ledger could not be read or written in time."""
     if not (review.request.asks or review.claims):
         return _recorded(create, review) or _not_charged(review)
     pinned = placement.read_pin(
@@ -217,8 +204,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     create.deadline.check()
     metadata, grace = review.pod.metadata, review.pod.spec.grace_seconds
     if not review.request.asks:
-        asked = verdicts.Asked(metadata, NO_MODEL, Charge(), grace)
-        unrecorded = await verdicts.record_grace(create, review, asked)
+        unrecorded = await decisions.record_grace(create, review, metadata, grace)
         return unrecorded or _claiming(create, review, pinned)
     # The pod may lack the patch of /mutate. Another webhook may have undone the patch, or the API server may have
     # skipped /mutate (failurePolicy Ignore). So /validate computes everything again from the pod that will be stored.
@@ -230,29 +216,27 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
         return _not_mutated(create, review, "; ".join(stray), skipped=bool(undone))
     # A node cannot have a model with a longer name. Such a name must not become a key in the ledger.
     if pinned.model is None or (len(pinned.model) > MAX_PRODUCT and pinned.model not in review.quota.limits):
-        return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
-    asked = verdicts.Asked(metadata, pinned.model, review.request.charge_on(pinned.model), grace)
-    return await verdicts.charge(create, review, asked, stray=stray)
+        return AdmissionResponse(Outcome.UNPINNED, warnings=review.warnings(*stray), scheme=review.scheme)
+    asked = Pending(pinned.model, review.request.charge_on(pinned.model), grace)
+    return await decisions.charge(create, review, metadata, asked, stray)
 
 
-def _not_mutated(create: verdicts.Creation, review: PodReview, message: str, *, skipped: bool) -> AdmissionResponse:
+def _not_mutated(create: Creation, review: PodReview, message: str, *, skipped: bool) -> Rejection:
     """Return the rejection of a pod that lacks changes of /mutate. ``skipped``: /mutate would still change the pod.
 
     The API server skips /mutate while no replica answers. Clients repeat a request after a 429 with retryAfterSeconds,
     but not after a 403. So a pod without any trace of /mutate gets 429 at first.
     """
     if not skipped or create.skipped is None or MODEL_ANNOTATION in review.pod.annotations:
-        return verdicts.rejected(review, "not-pinned", message)
+        return Rejection(Outcome.NOT_PINNED, message)
     if create.skipped.may_pass(review.namespace):
-        wait = verdicts.RETRY_AFTER_SECONDS
-        return verdicts.put_off(review, "not-mutated", f"{message}; try again in {wait} s", soon=True, model="")
-    likely = (
-        f"/mutate has patched no such pod for {SKIPPED_SECONDS:g} s, so its registration is probably missing or wrong"
-    )
-    return verdicts.rejected(review, "not-pinned", f"{message}; {likely}")
+        return Rejection(Outcome.NOT_MUTATED, f"{message}; try again in {decisions.RETRY_AFTER_SECONDS} s", soon=True)
+    seconds = decisions.SKIPPED_SECONDS
+    likely = f"/mutate has patched no such pod for {seconds:g} s, so its registration is probably missing or wrong"
+    return Rejection(Outcome.NOT_PINNED, f"{message}; {likely}")
 
 
-def _recorded(create: verdicts.Creation, review: PodReview, undone: Sequence[str] = ()) -> AdmissionResponse | None:
+def _recorded(create: Creation, review: PodReview, undone: Sequence[str] = ()) -> Rejection | None:
     """Return the rejection of a pod that requests no GPU itself, if it has allocation records or faults ``undone``."""
     undone = [*undone, *left_to_mutate(patches.unrecorded_patch(review.pod))]
     if undone and review.enforced:
@@ -260,12 +244,12 @@ def _recorded(create: verdicts.Creation, review: PodReview, undone: Sequence[str
     return None
 
 
-def _claiming(create: verdicts.Creation, review: PodReview, pin: placement.Pin) -> AdmissionResponse:
-    """Return the answer to a pod that requests cards only by ResourceClaims. The claims are charged, not the pod."""
+def _claiming(create: Creation, review: PodReview, pin: placement.Pin) -> Simple:
+    """Return the verdict about a pod that requests cards only by ResourceClaims. Only the claims are charged."""
     # The webhook does not judge the templates that the pod names, because replicas keep no copy of the templates.
     undone = [] if pin.in_pools(review.quota) else [_outside_pools(review)]
     warnings = review.warnings(*(f"{NOT_MUTATED}: {each}" for each in undone))
-    return _recorded(create, review, undone) or AdmissionResponse("claims", warnings=warnings)
+    return _recorded(create, review, undone) or AdmissionResponse(Outcome.CLAIMS, warnings=warnings)
 
 
 def _undone(review: PodReview, pin: placement.Pin, hints: patches.Hints) -> Iterator[str]:
@@ -279,7 +263,7 @@ def _undone(review: PodReview, pin: placement.Pin, hints: patches.Hints) -> Iter
     if hints.avoided and reaches(pod, nodes, HOSTNAME, hints.avoided):
         yield "the pod's node selection allows nodes that its scheduler must not use"
     asked = review.request
-    for what in card_types.reachable_others(pod, asked.schemes, pin.model, nodes.types, has_share=asked.has_share):
+    for what in patches.reachable_others(pod, asked.schemes, pin.model, nodes.types, has_share=asked.has_share):
         yield f"the pod's annotations allow {what}"
 
 
@@ -301,7 +285,7 @@ def other_scheduler(review: PodReview, placing: str | None) -> Iterator[str]:
     # Two schedulers could give the same free card to two pods. But a pod may use any scheduler if it requests only
     # resources that Kubernetes itself counts on each node.
     if placing and review.request.schemes and named not in ("", placing, DEFAULT_SCHEDULER):
-        name = named[:MAX_SCHEDULER_LENGTH]
+        name = named[:MAX_OF_SCHEDULER]
         yield f"spec.schedulerName must be {placing} or empty, because {name} may assign cards that are not free"
 
 

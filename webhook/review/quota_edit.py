@@ -6,13 +6,12 @@ An edit to a malformed quota document is rejected. An edit to a valid document t
 import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from http import HTTPStatus
 
 import msgspec
 import structlog
 
 from vcuda import errors, k8s_types, kube
-from vcuda.admission_review import AdmissionRequest, AdmissionResponse
+from vcuda.admission_review import AdmissionRequest, AdmissionResponse, Outcome
 from vcuda.discovery.names import nearest
 from vcuda.k8s_types import Decoder
 from vcuda.ledger.ledger import NO_LIMIT
@@ -22,8 +21,9 @@ from vcuda.quota.values import suggestion
 from vcuda.registration import CALLED, PROBE
 from vcuda.requests.config import QuotaConfig, parse_config
 from vcuda.requests.resources import NO_ROWS, PLAIN_CARDS, CardModels, CardWorth, GpuResources
-from webhook.ledger import ledgers
+from webhook.ledger import charging
 from webhook.review import context, first_limits
+from webhook.review.decisions import Rejection, Simple
 
 # The answer to a quota edit has at most this many warnings, as the API server truncates their text to 4 KiB.
 MAX_WARNINGS = 20
@@ -54,14 +54,14 @@ async def check_edit(
     request: AdmissionRequest,
     place: kube.QuotaPlace,
     policy: context.PolicySnapshot | None,
-    charged: ledgers.Ledgers,
+    charged: charging.Ledgers,
     *,
     callers_known: bool,
     namespaces: NamespaceNames | None = None,
     pods: first_limits.Pods | None = None,
     check: k8s_types.Check = k8s_types.no_check,
-) -> AdmissionResponse:
-    """Return the answer to an edit of the quota ConfigMap. A rejection names the field path of every fault.
+) -> Simple:
+    """Return the verdict about an edit of the quota ConfigMap. A rejection names the field path of every fault.
 
     ``policy``: the present quota and nodes; None if they have not been read yet. ``callers_known``: True if only the
     API server can send reviews. Otherwise the answer depends on the review and the nodes only, and no change is logged,
@@ -98,7 +98,7 @@ async def check_edit(
     warnings = changes.grouped(warnings)
     if len(warnings) > MAX_WARNINGS:
         warnings[MAX_WARNINGS:] = [f"{len(warnings) - MAX_WARNINGS} more warnings are not shown"]
-    return AdmissionResponse("quota-accepted", warnings=warnings)
+    return AdmissionResponse(Outcome.QUOTA_ACCEPTED, warnings=warnings)
 
 
 def _first_limits(
@@ -135,15 +135,15 @@ def document_warnings(
     yield from _without_effect(resources, policy)
 
 
-def _of_another_object(request: AdmissionRequest, place: kube.QuotaPlace) -> AdmissionResponse | None:
-    """Return the answer for the probe, or for an object that is not the quota ConfigMap; otherwise None."""
+def _of_another_object(request: AdmissionRequest, place: kube.QuotaPlace) -> Simple | None:
+    """Return the verdict about the probe, or for an object that is not the quota ConfigMap; otherwise None."""
     if request.name == PROBE:
-        return AdmissionResponse("probed", False, HTTPStatus.FORBIDDEN, CALLED)
+        return Rejection(Outcome.PROBED, CALLED)
     own, read = f"{request.namespace}/{request.name}", f"{place.namespace}/{place.name}"
     if request.kind.kind == "ConfigMap" and own == read:
         return None
     text = f"ConfigMap {own} has label {LABEL}, but the quota is read from ConfigMap {read}, so {own} limits nobody"
-    return AdmissionResponse("ignored", warnings=[text] if _is_labelled(request.object) else ())
+    return AdmissionResponse(Outcome.IGNORED, warnings=[text] if _is_labelled(request.object) else ())
 
 
 def _is_labelled(config_map: msgspec.Raw) -> bool:
@@ -178,13 +178,13 @@ def _log_changes(request: AdmissionRequest, old: Quota, new: Quota) -> None:
         log.info("quota edited", more_changes=left)
 
 
-def _rejected(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> AdmissionResponse:
+def _rejected(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> Rejection:
     # kubectl prints the path of each fault. So a fault without a path gets the path of the whole quota document.
     document = f"data.{place.key}"
     shown = errors.limited(faults, document)
     message = "the quota document is malformed: " + "; ".join(map(str, shown))
     causes = tuple(fault._replace(path=fault.path or document) for fault in shown)
-    return AdmissionResponse("quota-rejected", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, causes)
+    return Rejection(Outcome.QUOTA_REJECTED, message, causes)
 
 
 def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterator[str]:
@@ -236,7 +236,7 @@ def _without_effect(resources: GpuResources, policy: context.PolicySnapshot | No
 async def _compared(
     quota: Quota,
     old: Quota | None,
-    charged: ledgers.Ledgers,
+    charged: charging.Ledgers,
     deadline: float,
     check: k8s_types.Check,
 ) -> list[str]:
@@ -280,7 +280,7 @@ def _unknown_names(
             yield f"{namespace}.pool: no node has pool {pool} in label {nodes.keys.pool}"
 
 
-async def _below_use(namespace: str, entry: NamespaceQuota, charged: ledgers.Ledgers, seconds: float) -> list[str]:
+async def _below_use(namespace: str, entry: NamespaceQuota, charged: charging.Ledgers, seconds: float) -> list[str]:
     try:
         usages = await charged.usage(namespace, seconds)
     except (errors.Unavailable, errors.UnreadableLedger, errors.LedgerLost) as error:

@@ -17,10 +17,10 @@ from a2wsgi import WSGIMiddleware, asgi_typing, wsgi_typing
 from kubernetes.utils.duration import parse_duration
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
+from vcuda.admission_review import ReviewDeadline
 from vcuda.errors import BadReview, Dropped, DropReason, Unavailable, VcudaError
 from webhook import admission, metrics
 from webhook.intake.bodies import LARGE_BODY, MAX_BODY, BodyTooLarge, ReviewHead, read_body
-from webhook.ledger.ledgers import ReviewDeadline
 
 REVIEWS = frozenset({"/mutate", "/validate", "/quota"})
 HEALTH, METRICS = ("/healthz", "/readyz"), "/metrics"

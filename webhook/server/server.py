@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,19 +16,16 @@ import structlog
 
 from vcuda import cli, kube as k8s
 from vcuda.placement import patches
+from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.quota_clock import QuotaClock
 from vcuda.quota.terms import (
-    LEDGER_NAMESPACE,
-    MAX_TERMINATING_SECONDS,
-    NODE_NAMESPACE,
-    STORABLE_SECONDS,
     SYSTEM_NAMESPACES,
 )
-from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES, RuntimeClasses
+from vcuda.requests.runtime_devices import RuntimeClasses
 from vcuda.tls import ServingCertificate, watch
 from webhook import admission
 from webhook.check import files
-from webhook.ledger import cluster_ledgers, namespace_ledger
+from webhook.ledger import ledgers, namespace_ledger
 from webhook.metrics import LedgerMetrics, Metrics, ReflectorCollector
 from webhook.review import context, namespaces
 from webhook.server import app
@@ -50,89 +47,98 @@ API server waits only five seconds for the answer to the edit."""
 MakeService = Callable[[ServingCertificate], admission.Service]
 
 
-class Cluster(msgspec.Struct, frozen=True):
-    """The settings of a webhook that runs on a cluster."""
+class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The values of the options of `vcuda-webhook serve`, which docs/reference.md explains."""
 
+    bind: tuple[str, int]
+    cert_dir: Path | None
+    client_ca: Path | None
+    client_name: str | None
+    protect_metrics: bool
     kubeconfig: Path | None
-    """The kubeconfig; None for the service account of the pod."""
-    place: k8s.QuotaPlace
-    """The quota ConfigMap, and the key of the quota document in it."""
+    quota_configmap: tuple[str, str]
+    quota_key: str
     system_namespace: str
-    """The namespace of this system. The quota's default entry `*` does not apply to this namespace."""
-    hints: patches.Hints
-    """The node labels that name GPU models and node pools, and the schedulers for pods with GPUs."""
-    ledger_namespace: str = LEDGER_NAMESPACE
-    """The namespace of the ConfigMaps in which the ledgers are stored."""
-    node_namespace: str = NODE_NAMESPACE
-    """The namespace of the node agents. The quota's default entry `*` does not apply to this namespace."""
-    callers_known: bool = False
-    """True if only the API server can send reviews. The namespace of each review then certainly exists."""
-    end: Callable[[str], None] = k8s.end_process
-    """A function that prints an error and ends the webhook. It is called if Kubernetes is too old."""
-    storable_seconds: float = STORABLE_SECONDS
-    """The seconds after a call of /validate within which the API server can still store the object."""
-    gpu_runtime_classes: tuple[str, ...] = GPU_RUNTIME_CLASSES
-    """The name patterns of RuntimeClasses that give pods access to GPUs."""
-    scheduler_users: frozenset[str] = context.SCHEDULER_USERS
-    """The user names of schedulers, which create claims for pods that are charged already."""
-    max_terminating: int = MAX_TERMINATING_SECONDS
-    """The longest grace period of a pod that is charged, in seconds."""
+    ledger_namespace: str
+    node_namespace: str
+    storable_seconds: int
+    max_terminating_seconds: int
+    scheduler_name: str | None
+    scheme_schedulers: Mapping[str, str]
+    gpu_runtime_classes: tuple[str, ...]
+    pool_label: str
+    model_label: str
+    scheduler_users: frozenset[str]
+    drain_seconds: float
+    log_level: str
+    standalone: bool
+    quota: Path | None
+    nodes: Path | None
 
-    def check(self) -> None:
-        """Raise BadInput if the credentials for the API server cannot be read. Call this before the server starts."""
-        k8s.Kube.connect(self.kubeconfig).close()
+    @property
+    def hints(self) -> patches.Hints:
+        """The node labels that name GPU models and node pools, and the schedulers for pods with GPUs."""
+        labels = NodeLabels(self.model_label, self.pool_label)
+        return patches.Hints(labels, self.scheduler_name, self.scheme_schedulers)
 
-    def make_service(self, certificate: ServingCertificate) -> admission.Service:
-        """Start all watches of the cluster, and return a service whose ledgers are stored in ConfigMaps."""
-        check = k8s.VersionCheck(structlog.get_logger().warning, self.end)
-        # Each thread for ledgers and LISTs has a separate connection, so that it never waits for another thread. All
-        # other threads share two connections.
-        kube = k8s.Kube.connect(
-            self.kubeconfig,
-            pool_size=namespace_ledger.KUBE_THREADS + namespace_ledger.LIST_THREADS + 2,
-            version_check=check,
-            grace=k8s.AuthorizerGrace(),
-        )
-        own = {self.system_namespace, self.ledger_namespace, self.node_namespace}
-        quota = k8s.QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | own)
-        nodes = k8s.NodeInformer(kube, self.hints.labels, resources=quota.resources)
-        devices = k8s.DeviceInformer(kube)
-        claims, dra = k8s.ClaimPolicies(quota, nodes, devices), k8s.ServedWatches(kube, devices.reflectors())
-        runtime_classes = k8s.RuntimeClassInformer(kube)
-        policy = context.ClusterPolicy(
-            quota,
-            nodes,
-            self.hints,
-            self.storable_seconds,
-            claims,
-            dra,
-            runtime_classes,
-            RuntimeClasses(self.gpu_runtime_classes, runtime_classes.handler_of),
-            self.scheduler_users,
-            self.max_terminating,
-        )
-        metrics = _metrics(certificate)
-        store = k8s.LedgerStore(
-            kube,
-            self.ledger_namespace,
-            nodes.current,
-            claims.resources,
-            claim_price=claims.price,
-            storable_seconds=self.storable_seconds,
-        )
-        check_namespace = None if self.callers_known else namespaces.ExistingNamespaces(kube).check
-        ledgers = cluster_ledgers.ClusterLedgers(
-            store, LedgerMetrics(metrics.registry), check_namespace=check_namespace
-        )
-        metrics.watch("vcuda_quota_config_valid", "0 while the quota ConfigMap is malformed.", quota.is_valid)
-        metrics.registry.register(ReflectorCollector(policy.reflectors))
-        policy.start()
-        names = functools.partial(k8s.namespace_names, kube, LIST_NAMESPACES_SECONDS)
-        return admission.Service(
-            *(policy.current, ledgers, metrics, admission.Gate(), structlog.get_logger(), self.place, names),
-            self.callers_known,
-            functools.partial(k8s.living_pods, kube),
-        )
+
+def cluster_service(
+    options: ServeOptions, end: Callable[[str], None], certificate: ServingCertificate
+) -> admission.Service:
+    """Start all watches of the cluster, and return a service whose ledgers are stored in ConfigMaps.
+
+    ``end``: prints an error and ends the webhook. It is called if Kubernetes is too old.
+    """
+    hints = options.hints
+    check = k8s.VersionCheck(structlog.get_logger().warning, end)
+    # Each thread for ledgers and LISTs has a separate connection, so that it never waits for another thread. All
+    # other threads share two connections.
+    kube = k8s.Kube.connect(
+        options.kubeconfig,
+        pool_size=namespace_ledger.KUBE_THREADS + namespace_ledger.LIST_THREADS + 2,
+        version_check=check,
+        grace=k8s.AuthorizerGrace(),
+    )
+    own = {options.system_namespace, options.ledger_namespace, options.node_namespace}
+    place = k8s.QuotaPlace(*options.quota_configmap, options.quota_key)
+    callers_known = options.client_ca is not None
+    quota = k8s.QuotaInformer(kube, place, SYSTEM_NAMESPACES | own)
+    nodes = k8s.NodeInformer(kube, hints.labels, resources=quota.resources)
+    devices = k8s.DeviceInformer(kube)
+    claims, dra = k8s.ClaimPolicies(quota, nodes, devices), k8s.ServedWatches(kube, devices.reflectors())
+    runtime_classes = k8s.RuntimeClassInformer(kube)
+    policy = context.ClusterPolicy(
+        quota,
+        nodes,
+        hints,
+        options.storable_seconds,
+        claims,
+        dra,
+        runtime_classes,
+        RuntimeClasses(options.gpu_runtime_classes, runtime_classes.handler_of),
+        options.scheduler_users,
+        options.max_terminating_seconds,
+    )
+    metrics = _metrics(certificate)
+    store = k8s.LedgerStore(
+        kube,
+        options.ledger_namespace,
+        nodes.current,
+        claims.resources,
+        claim_price=claims.price,
+        storable_seconds=options.storable_seconds,
+    )
+    check_namespace = None if callers_known else namespaces.ExistingNamespaces(kube).check
+    charged = ledgers.ClusterLedgers(store, LedgerMetrics(metrics.registry), check_namespace=check_namespace)
+    metrics.watch("vcuda_quota_config_valid", "0 while the quota ConfigMap is malformed.", quota.is_valid)
+    metrics.registry.register(ReflectorCollector(policy.reflectors))
+    policy.start()
+    names = functools.partial(k8s.namespace_names, kube, LIST_NAMESPACES_SECONDS)
+    return admission.Service(
+        *(policy.current, charged, metrics, admission.Gate(), structlog.get_logger(), place, names),
+        callers_known,
+        functools.partial(k8s.living_pods, kube),
+    )
 
 
 def standalone_service(cluster: files.OfflineCluster, certificate: ServingCertificate) -> admission.Service:

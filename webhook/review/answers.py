@@ -1,0 +1,143 @@
+"""Answers the reviews of new pods and claims: reads the object, decides, and writes the verdict as an answer.
+
+1. Read: `pod_review.read` or `claim_review.read` returns the object as a `Review`, or a verdict if none is needed.
+2. Decide: ``mutate`` or ``validate`` of the same module returns a verdict, which is a plain value.
+3. Answer: `written` gives the verdict its status, and a text for the owner of the object.
+"""
+
+import functools
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from vcuda.admission_review import AdmissionResponse, Outcome
+from vcuda.claims.names import GROUP
+from vcuda.errors import LedgerLost, UnreadableLedger
+from vcuda.ledger.ledger import Admitted
+from vcuda.quota import grant_words
+from vcuda.quota.model import cards
+from vcuda.quota.shortage import Shortage, exceeded
+from vcuda.quota.terms import OVER_QUOTA, UNSTORED_CAUSE, reports_shortage
+from webhook.ledger.charging import PutOff
+from webhook.review import claim_review, decisions, pod_review
+from webhook.review.decisions import Creation, Rejection, Review, Simple, Verdict
+
+DELETED_RELEASED = "quota of deleted pods is being released"
+
+_STATUS = {
+    Outcome.BAD_REQUEST: HTTPStatus.BAD_REQUEST,
+    Outcome.MALFORMED: HTTPStatus.BAD_REQUEST,
+    Outcome.UNREADABLE_LEDGER: HTTPStatus.INTERNAL_SERVER_ERROR,
+}
+"""The status of a rejection without faults. Other rejections have 403, as those of Kubernetes' ResourceQuota. After a
+403, a workload's controller retries with back-off."""
+
+
+async def answer(path: str, create: Creation) -> AdmissionResponse:
+    """Return the answer of /mutate, which pins the object, or of /validate, which charges it.
+
+    Raises Unavailable if the ledger could not be read or written in time.
+    """
+    read = claim_review.read if create.request.kind.group == GROUP else pod_review.read
+    review = read(create.request, create.policy, create.deadline.check)
+    if isinstance(review, Simple):
+        return written(review)
+    if review.faults and review.enforced:
+        return written(decisions.malformed(review.faults), review)
+    try:
+        if isinstance(review, pod_review.PodReview):
+            decide_pod = pod_review.mutate if path == "/mutate" else pod_review.validate
+            return _written(review, await decide_pod(create, review))
+        decide_claim = claim_review.mutate if path == "/mutate" else claim_review.validate
+        return _written(review, await decide_claim(create, review))
+    # A lost or unreadable ledger is answered with a rejection. The API server would ignore an HTTP error of /mutate.
+    # Then /validate would reject the pod with the misleading reason that the pod is not pinned.
+    except LedgerLost as error:
+        return written(Rejection(Outcome.LEDGER_LOST, str(error)))
+    except UnreadableLedger as error:
+        return written(Rejection(Outcome.UNREADABLE_LEDGER, str(error)))
+
+
+mutate, validate = functools.partial(answer, "/mutate"), functools.partial(answer, "/validate")
+
+
+def _written(review: Review, verdict: Verdict) -> AdmissionResponse:
+    match verdict:
+        case decisions.AdmittedCharge(model, admitted, stray):
+            outcome = Outcome.OVER_QUOTA_ALLOWED if admitted.shortage else Outcome.CHARGED
+            warnings = review.warnings(*stray, _warning(review, model, admitted))
+            return AdmissionResponse(outcome, warnings=warnings, model=model, scheme=review.scheme)
+        case decisions.OverQuota(shortages):
+            verdict = _over_quota(review, shortages)
+        case PutOff():
+            verdict = _over_quota_for_now(review, verdict)
+    return written(verdict, review)
+
+
+def written(verdict: Simple, review: Review | None = None) -> AdmissionResponse:
+    """Return the answer with this verdict. ``review``: the object; None if it needed no decision."""
+    if isinstance(verdict, AdmissionResponse):
+        return verdict
+    outcome, message = verdict.outcome, verdict.message
+    # Status 422 is also the API server's answer to invalid objects. kubectl prints each fault with its path.
+    status = HTTPStatus.UNPROCESSABLE_ENTITY if verdict.faults else _STATUS.get(outcome, HTTPStatus.FORBIDDEN)
+    # A 429 always has retryAfterSeconds, after which client-go (kubectl and most controllers) repeats the request. A
+    # sleeping controller blocks one of its workers. So a longer shortage is a 403, as of Kubernetes' ResourceQuota, and
+    # our controller makes the workload retry when quota is free.
+    wait = decisions.RETRY_AFTER_SECONDS if verdict.soon and review and review.may_wait else None
+    status = HTTPStatus.TOO_MANY_REQUESTS if wait else status
+    # Workflow engines wait for quota only after a rejection with these words.
+    if outcome.lacks_quota and not verdict.soon and not reports_shortage(message):
+        message = f"{OVER_QUOTA}: {message}"
+    # A bad request is no fault of the object, so its metrics name no scheme.
+    scheme = review.scheme if review and outcome is not Outcome.BAD_REQUEST else ""
+    return AdmissionResponse(
+        *(outcome, False, status, message, verdict.faults), retry_after=wait, model=verdict.model, scheme=scheme
+    )
+
+
+def _over_quota(review: Review, shortages: Sequence[Shortage]) -> Rejection:
+    """Return the rejection of an object for which no model has enough free quota. ``shortages``: one per model."""
+    moment, quota = review.policy.quota.moment, review.quota
+    grants = (grant_words.coming(quota, shortage.model, moment) for shortage in shortages)
+    later = any(grant_words.makes_room(quota, shortage, moment) for shortage in shortages)
+    released = [DELETED_RELEASED] if any(shortage.rests_on_terminating for shortage in shortages) else []
+    message = "; ".join([exceeded(review.namespace, *shortages, later=later), *filter(None, grants), *released])
+    return Rejection(Outcome.OVER_QUOTA, message, model=shortages[0].model)
+
+
+def _over_quota_for_now(review: Review, decision: PutOff) -> Rejection:
+    """Return the answer to an object that has no room in the ledger now, although the stored objects may leave room."""
+    shortages = decision.shortages
+    if not decision.counted:
+        outcome, why = Outcome.OVER_QUOTA_UNCOUNTED, "the stored pods could not be counted in time"
+    elif any(shortage.rests_on_reserved for shortage in shortages):
+        outcome, why = Outcome.OVER_QUOTA_RESERVED, "reserved quota is being released"
+    elif any(shortage.rests_on_pending for shortage in shortages):
+        seconds = review.policy.storable_seconds
+        within = f" within {seconds:g} s" if seconds else ""
+        outcome = Outcome.OVER_QUOTA_PENDING
+        why = (
+            f"quota of admitted pods that were never created is being released{within}; if this lasts, {UNSTORED_CAUSE}"
+        )
+    else:
+        outcome, why = Outcome.OVER_QUOTA_NOT_RECOUNTED, DELETED_RELEASED
+    message = f"{exceeded(review.namespace, *shortages)}; {why}"
+    return Rejection(outcome, message, soon=decision.soon, model=shortages[0].model)
+
+
+def _warning(review: Review, model: str, admitted: Admitted) -> str:
+    """Return a warning about the quota of an admitted object; empty if none applies.
+
+    It is the first of these that applies: the object exceeds a quota that only warns; the charge needs a grant (a
+    temporary addition to the limit) that will end; the quota is nearly used up.
+    """
+    namespace, used, limit = review.namespace, admitted.usage.in_use, admitted.limit
+    if admitted.shortage:
+        return f"{exceeded(namespace, admitted.shortage)}; {decisions.ADMITTED_ALL_THE_SAME}"
+    if review.quota.granted and (ending := grant_words.ending(namespace, review.quota, model, used)):
+        return ending
+    if not admitted.nearly_full:
+        return ""
+    amounts = [] if limit.cores is None else [f"{cards(used.cores)} of {cards(limit.cores)}"]
+    amounts += [] if limit.memory is None else [f"{used.memory_under(limit)} of {limit.memory} MiB"]
+    return f"the GPU quota is nearly used up: {model} in namespace {namespace}, {', '.join(amounts)}"

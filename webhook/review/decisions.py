@@ -1,0 +1,353 @@
+"""Decides the creation of an object in a namespace with a limit: chooses its GPU model, and charges it.
+
+`pod_review` and `claim_review` read an object, and decide by these functions. Each decision is a `Verdict`. It is a
+value, from which `webhook.review.answers` makes the answer. /validate does not read the annotation with the wanted
+models, because a tenant can write any annotation.
+"""
+
+import contextlib
+import functools
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+
+import msgspec
+
+from vcuda.admission_review import AdmissionRequest, AdmissionResponse, Outcome, ReviewDeadline
+from vcuda.errors import Fault, limited
+from vcuda.k8s_types import ObjectMeta, Operation
+from vcuda.ledger.ledger import NO_MODEL, Admitted, Pending, Rejected
+from vcuda.placement.choice import MAX_NAMED, Choice, choose, choose_regardless, read_wish
+from vcuda.placement.placement import Candidates
+from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage, is_namespace_name
+from vcuda.quota.shortage import Shortage
+from vcuda.quota.terms import MALFORMED, MODELS_ANNOTATION
+from vcuda.quota.values import listed
+from webhook.ledger.charging import ChargeRequest, Ledgers, PutOff, RetryLater
+from webhook.ledger.ledgers import ByNamespace
+from webhook.ledger.reservations import ChargeWindow
+from webhook.review.context import PolicySnapshot
+
+MODELS_PATH = f"metadata.annotations[{MODELS_ANNOTATION}]"
+
+ADMITTED_ALL_THE_SAME = "the object is admitted, because this quota only warns"
+
+RETRY_AFTER_SECONDS = 1
+
+MAX_OF_NAMESPACE = 63
+
+
+# A GPU model that /mutate chose for a pod counts as used for this many seconds. Within this time the API server calls
+# /validate, even if other webhooks run in between. If this replica has not charged the pod by then, another replica has
+# charged the pod, or another webhook has rejected the pod.
+CHOICE_SECONDS = 2.0
+
+SKIPPED_SECONDS = 30.0
+"""The time for which a namespace's pods without a trace of /mutate are retried. A replica is replaced within it. After
+as long a time without such a pod, the next one is retried again."""
+
+
+class RecentChoices:
+    """The GPU models that /mutate has chosen for pods that /validate has not charged yet. Thread-safe.
+
+    When /mutate chooses a model for the next pod, it counts these choices as used. So a burst of pods spreads over the
+    models. A choice is not a charge: no pod is rejected because of a choice.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lock = threading.Lock()
+        self._by_namespace = ByNamespace(lambda _namespace: ChargeWindow(CHOICE_SECONDS, clock), clock)
+
+    def add(self, namespace: str, model: str, charge: Charge) -> None:
+        """Record that this model was chosen for a pod with this charge. The record lasts for `CHOICE_SECONDS`."""
+        with self._lock:
+            self._by_namespace[namespace].add(object(), model, charge)
+
+    def release(self, namespace: str, model: str, charge: Charge) -> None:
+        """Remove the oldest choice with this model and charge. The caller must charge the pod next."""
+        # A choice is identified by model and charge, because the pod had no uid at /mutate.
+        with self._lock:
+            self._by_namespace[namespace].remove_alike(model, charge)
+
+    def on_top_of(self, usages: Mapping[str, Usage], namespace: str) -> Mapping[str, Usage]:
+        """Return the given usages by model, plus the charges of the recent choices in this namespace."""
+        with self._lock:
+            sums = dict(self._by_namespace[namespace].sums())
+        if not sums:
+            return usages
+        with_chosen = dict(usages)
+        for model, (_, charge) in sums.items():
+            usage = usages.get(model, Usage())
+            with_chosen[model] = msgspec.structs.replace(usage, used=usage.used + charge)
+        return with_chosen
+
+
+class SkippedMutate:
+    """The namespaces in which /validate has lately seen a pod for which /mutate was not called. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lock = threading.Lock()
+        self._clock = clock
+        # Maps each namespace to the times of the first and of the last such pod.
+        self._seen = ByNamespace(lambda _namespace: [clock()] * 2, clock)
+
+    def may_pass(self, namespace: str) -> bool:
+        """Record such a pod, and return True until `SKIPPED_SECONDS` after the first such pod of an unbroken series."""
+        with self._lock:
+            seen, now = self._seen[namespace], self._clock()
+            seen[:] = now if now - seen[1] > SKIPPED_SECONDS else seen[0], now
+            return now - seen[0] < SKIPPED_SECONDS
+
+
+class Creation(msgspec.Struct, frozen=True, gc=False):
+    """The review of an object that is being created, with the policy and the ledgers by which it is decided."""
+
+    request: AdmissionRequest
+    policy: PolicySnapshot
+    ledgers: Ledgers
+    choices: RecentChoices = msgspec.field(default_factory=RecentChoices)
+    deadline: ReviewDeadline = msgspec.field(default_factory=ReviewDeadline)
+    skipped: SkippedMutate | None = None
+    """The namespaces whose pods are retried, because the API server skips /mutate; None to reject such pods at once."""
+
+
+class Review(msgspec.Struct, frozen=True, gc=False):
+    """An object in a namespace with a limit, as it was read for /mutate or /validate."""
+
+    namespace: str
+    quota: NamespaceQuota
+    policy: PolicySnapshot
+    faults: tuple[Fault, ...] = ()
+    """The faults in the GPU request of the object, each with the path of its field."""
+    scheme: str = ""
+    """The schemes (vendors' ways to request GPUs) of the object, for example hami. For metrics and logs."""
+    may_wait: bool = True
+    """True if the answer may have status 429, after which clients wait and retry; otherwise the status is 403."""
+
+    @property
+    def enforced(self) -> bool:
+        return self.quota.mode is Mode.ENFORCE
+
+    def must_record(self, grace: int) -> bool:
+        """Return True if the ledger must record this grace period, as a pending charge may be released earlier."""
+        storable = self.policy.storable_seconds
+        return storable is not None and grace > storable
+
+    def warnings(self, *sentences: str) -> tuple[str, ...]:
+        """Return all warnings for the owner: about faults, and ``sentences``. In audit mode, return none."""
+        if self.quota.mode is Mode.AUDIT:
+            return ()
+        wrong = [f"{malformed(self.faults).message}; {ADMITTED_ALL_THE_SAME}"] if self.faults else []
+        return (*wrong, *filter(None, sentences))
+
+
+class AdmittedCharge(msgspec.Struct, frozen=True, gc=False):
+    """The ledger has admitted the object. ``stray``: further warnings for the owner of the object."""
+
+    model: str
+    admitted: Admitted
+    stray: Sequence[str] = ()
+
+
+class OverQuota(msgspec.Struct, frozen=True, gc=False):
+    """No model has enough free quota for the object. ``shortages``: one for each model that it may use."""
+
+    shortages: Sequence[Shortage]
+
+
+class Rejection(msgspec.Struct, frozen=True, gc=False):
+    """The request is rejected, for a reason that needs no figures of the quota."""
+
+    outcome: Outcome
+    message: str
+    faults: Sequence[Fault] = ()
+    soon: bool = False
+    """True if a retry within 2 s is likely to succeed."""
+    model: str = ""
+
+
+Simple = AdmissionResponse | Rejection
+
+Verdict = Simple | AdmittedCharge | OverQuota | PutOff
+
+
+class Allowed(msgspec.Struct, frozen=True, gc=False):
+    """The GPU models that an object may use, and functions that return its charge and its patch for a given model."""
+
+    candidates: Candidates
+    charge_on: Callable[[str], Charge]
+    patch: Callable[[str], Sequence[Operation]]
+    selector: str = ""
+    """The node label by which a pod can select one model; empty for a claim."""
+
+
+def misnamed(namespace: str) -> Rejection | None:
+    if is_namespace_name(namespace):
+        return None
+    # An invented namespace name may be as long as the request. So the message contains only the first part of the name.
+    message = f"{namespace[:MAX_OF_NAMESPACE]!r} is not a valid namespace name"
+    return Rejection(Outcome.BAD_REQUEST, message)
+
+
+def unread(kind: str, error: Exception, quota: NamespaceQuota | None) -> Simple:
+    """Return the verdict about an object that cannot be decoded. A quota that only warns or audits does not reject."""
+    message = f"the {kind} cannot be read: {error}"
+    # An admitted object that cannot be decoded is not charged now. The controller charges it after it has been stored.
+    if quota is None or quota.mode is Mode.ENFORCE:
+        return Rejection(Outcome.MALFORMED, message)
+    warnings = [f"{message}; {ADMITTED_ALL_THE_SAME}"] if quota.mode is Mode.WARN else []
+    return AdmissionResponse(Outcome.MALFORMED, warnings=warnings)
+
+
+def malformed(faults: Sequence[Fault]) -> Rejection:
+    shown = limited(faults)
+    return Rejection(Outcome.MALFORMED, f"{MALFORMED}: {'; '.join(map(str, shown))}", shown)
+
+
+def check_wish(review: Review, annotations: Mapping[str, str]) -> str | Rejection:
+    """Check the annotation in which the owner of an object names the wanted models.
+
+    Return a warning for the owner if the annotation is wrong, and the quota only warns or audits; otherwise empty.
+    """
+    try:
+        wish = read_wish(annotations)
+        fault = wish.unknown(review.policy.quota.models | review.policy.nodes.models) if wish else None
+    except ValueError as error:
+        wish, fault = None, str(error)
+    if fault:
+        wrong = malformed((Fault(MODELS_PATH, fault),))
+    elif wish and (unlisted := wish.unlisted(review.namespace, review.quota)):
+        wrong = Rejection(Outcome.NOT_ALLOWED, unlisted)
+    else:
+        return ""
+    return wrong if review.enforced else f"{wrong.message}; {ADMITTED_ALL_THE_SAME}"
+
+
+async def pin(create: Creation, review: Review, allowed: Allowed, note: str) -> Verdict:
+    """Choose a model with enough free quota, and pin the object to it. ``note``: a warning for the owner, or empty.
+
+    Raises Unavailable if the ledger could not be read.
+    """
+    several = _several_models(review, allowed) if review.quota.one_model else ""
+    if several and review.enforced:
+        return Rejection(Outcome.NOT_ALLOWED, several)
+    choice = await _choose(create, review, allowed)
+    if not isinstance(choice, Choice):
+        return choice
+    create.deadline.check()
+    patch = allowed.patch(choice.model)
+    if not create.request.dry_run:
+        create.choices.add(review.namespace, choice.model, allowed.charge_on(choice.model))
+    # A dry run returns the reason for the chosen model as a warning. Other calls do so only if nodes have changed the
+    # choice. The audit log always has the reason.
+    reason = choice.forecast if create.request.dry_run else choice.notice
+    several = several and f"{several}; {ADMITTED_ALL_THE_SAME}"
+    return AdmissionResponse(
+        Outcome.PINNED,
+        patch=patch,
+        warnings=review.warnings(note, several, reason),
+        reason=choice.reason,
+        model=choice.model,
+        scheme=review.scheme,
+        rule=choice.rule,
+    )
+
+
+def _several_models(review: Review, allowed: Allowed) -> str:
+    """Return the error message if the object may use several GPU models, although one is required; else empty."""
+    # The message lists models with and without free quota, so that it does not depend on the current usage.
+    models = allowed.candidates.models
+    if len(models) == 1:
+        return ""
+    message = (
+        f"the quota of namespace {review.namespace} requires one GPU model, but this object may use "
+        f"{listed(models, MAX_NAMED)}; set annotation {MODELS_ANNOTATION}: {models[0]}"
+    )
+    return f"{message}, or nodeSelector {allowed.selector}: {models[0]}" if allowed.selector else message
+
+
+async def _choose(create: Creation, review: Review, allowed: Allowed) -> Choice | OverQuota | PutOff:
+    namespace, rule = review.namespace, allowed.candidates.rule
+    options = functools.partial(allowed.candidates.options, review.quota, allowed.charge_on)
+    usage = create.choices.on_top_of(await create.ledgers.cached_usage(namespace), namespace)
+    choice = choose(options(usage), rule)
+    if isinstance(choice, Choice):
+        return choice
+    # The usage in memory may be outdated. It also includes models chosen for pods that are not charged yet. A rejection
+    # must not depend on either, so read the ledger.
+    usage = await create.ledgers.usage(namespace)
+    if not review.enforced:
+        return choose_regardless(options(usage), rule)
+    choice = choose(options(usage), rule)
+    if isinstance(choice, Choice):
+        return choice
+    # The ledger may still contain the charges of deleted objects. If the stored objects alone leave enough quota, pin
+    # the object, and let /validate decide.
+    if not all(shortage.can_never_fit for shortage in choice):
+        stored = await create.ledgers.stored_usage(namespace, usage, create.deadline.end)
+        if stored is None:
+            return PutOff(choice, counted=False)
+        choice = choose(options(stored), rule)
+    return choice if isinstance(choice, Choice) else OverQuota(choice)
+
+
+async def charge(
+    create: Creation, review: Review, of: ObjectMeta, asked: Pending, stray: Sequence[str] = ()
+) -> Verdict:
+    """Charge the object with the metadata ``of``. Raises Unavailable if the ledger could not be read or written.
+
+    ``asked.grace``: the grace period of a pod. ``stray``: further warnings for the owner if the object is admitted.
+    """
+    # The object's choice of a model at /mutate would be counted together with the charge, so remove the choice. A dry
+    # run has recorded no choice and is not charged.
+    if not create.request.dry_run:
+        create.choices.release(review.namespace, asked.model, asked.charge)
+    if not of.uid:
+        # The ledger identifies a charge by the uid. The API server sets the uid after it has called mutating webhooks.
+        message = f"the {create.request.kind.kind.lower()} has no uid yet; register this path as a validating webhook"
+        return Rejection(Outcome.BAD_REQUEST, message)
+    return await _charge(create, review, of, asked, stray)
+
+
+async def record_grace(create: Creation, review: Review, of: ObjectMeta, grace: int) -> Verdict | None:
+    """Record in the ledger the grace period of a pod that gets GPUs only by ResourceClaims, which are charged instead.
+
+    Return None if the period is recorded or needs no record; otherwise return the verdict that rejects the pod. Raises
+    Unavailable if the ledger could not be read or written.
+    """
+    if not (review.must_record(grace) and of.uid):
+        return None
+    verdict = await _charge(create, review, of, Pending(NO_MODEL, Charge(), grace))
+    return None if isinstance(verdict, AdmittedCharge) else verdict
+
+
+async def _charge(
+    create: Creation, review: Review, of: ObjectMeta, asked: Pending, stray: Sequence[str] = ()
+) -> Verdict:
+    request, deadline = create.request, create.deadline
+    created = math.inf
+    # In a CREATE, the API server has just set the creationTimestamp, whatever value the client sent. In an UPDATE, the
+    # timestamp is not used, because it may be old.
+    if request.operation == "CREATE" and of.creation_timestamp:
+        with contextlib.suppress(ValueError):
+            created = datetime.fromisoformat(of.creation_timestamp).timestamp()
+    version, dry_run = review.policy.quota.version, bool(request.dry_run)
+    charged = ChargeRequest(
+        *(review.namespace, of.uid, asked.model, asked.charge, review.quota, deadline.end),
+        *(version, dry_run, created, asked.grace if review.must_record(asked.grace) else 0),
+    )
+    deadline.check()
+    if not dry_run:
+        deadline.keep()
+    match await create.ledgers.charge(charged):
+        case Admitted() as admitted:
+            return AdmittedCharge(asked.model, admitted, stray)
+        case Rejected(shortage):
+            return OverQuota((shortage,))
+        case RetryLater(reason, soon):
+            message = f"{reason}; try again in {RETRY_AFTER_SECONDS} s" if soon else reason
+            return Rejection(Outcome.BUSY, message, soon=soon, model=asked.model)
+        case PutOff() as later:
+            return later
