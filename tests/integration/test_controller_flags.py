@@ -23,6 +23,8 @@ from tests.waiting import PATIENT
 from vcuda.kube import NodeInformer
 from vcuda.tls import ServingCertificate
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = SCRIPTS / "vcuda-controller"
 BAD_INPUT = 2
 RUN, NODE = ("run",), ("node", "--scheme", "gpu-manager", "--node", "gpu-7", "--pod-uid", "u")

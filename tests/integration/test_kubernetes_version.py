@@ -11,6 +11,8 @@ from tests.e2e.installation import make_certificates
 from tests.integration.scripted import Answer, Script, serving, status, write_kubeconfig
 from tests.processes import SCRIPTS, OwnProcess
 
+pytestmark = pytest.mark.slow
+
 OLD = Answer({"major": "1", "minor": "29+", "gitVersion": "v1.29.4-gke.7"})
 
 PASSWORD, TOKEN = "hunter2", "a-token-nobody-may-see"

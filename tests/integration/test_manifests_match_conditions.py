@@ -27,6 +27,8 @@ from vcuda.requests.resources import BUILT_IN
 from vcuda.requests.runtime_devices import DEVICE_ANNOTATIONS, GIVING_VARIABLES
 from vcuda.requests.schemes import SCHEMES
 
+pytestmark = pytest.mark.slow
+
 HOOKS = ("mutate.quota.vcuda.io", "validate.quota.vcuda.io")
 CLAIM_HOOKS = ("mutate-claims.quota.vcuda.io", "validate-claims.quota.vcuda.io")
 

@@ -15,6 +15,8 @@ from tests.rendered import Json
 from vcuda.discovery.sources import DISCOVERED
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, SCHEMES
 
+pytestmark = pytest.mark.slow
+
 CERTS, EXTENDER_CERTS, SCHEDULER_CERTS, WEBHOOK, CONTROLLER = (
     f"system:serviceaccount:vcuda-quota:vcuda-{name}"
     for name in ("certs", "extender-certs", "scheduler-certs", "webhook", "controller")

@@ -13,6 +13,8 @@ from vcuda.quota.terms import MAX_TERMINATING_SECONDS as LONGEST
 from vcuda.requests.bypasses import COMPUTE_POLICY
 from vcuda.requests.runtime_devices import DEVICE_ANNOTATIONS
 
+pytestmark = pytest.mark.slow
+
 MAY_BIND, MAY_PATCH_NODES = "create pods/binding in team-a", "patch nodes"
 
 

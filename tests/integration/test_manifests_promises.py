@@ -17,6 +17,8 @@ from vcuda.quota.terms import LEDGER_NAMESPACE
 from vcuda.requests.schemes import SCHEMES
 from vcuda.x509 import service_names
 
+pytestmark = pytest.mark.slow
+
 GUNICORN_GRACE = 10
 """Seconds that the webhook adds to --drain-seconds for gunicorn's graceful_timeout. See `webhook.server.server`."""
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from certs.client import client as certs_client
 from certs.parsing import CLIENT_CA_KEY, MANAGED_BY, OURS
 from controller.recount.labels import PROBE_POLICY
@@ -9,6 +11,8 @@ from tests import rendered as manifests
 from tests.integration.overlays import every_overlay, flags
 from tests.rendered import BASE, Json, composed, container, label, one, overlay_of, pod_spec, rendered
 from vcuda.registration import PROBE
+
+pytestmark = pytest.mark.slow
 
 GITOPS = {
     "argocd.argoproj.io/hook": "Sync",

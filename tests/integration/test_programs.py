@@ -11,6 +11,8 @@ import pytest
 from tests.integration.reviews import card_pod
 from tests.processes import SCRIPTS
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = ("vcuda-webhook", "vcuda-controller", "vcuda-certs", "kubectl-gpuquota")
 
 

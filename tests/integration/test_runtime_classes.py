@@ -14,6 +14,8 @@ from tests.integration.scripted import Answer, Script, page, serving as serving_
 from tests.processes import WebhookProcess, serving
 from tests.rendered import Json
 
+pytestmark = pytest.mark.slow
+
 CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 QUOTA: Json = {
     "metadata": {"namespace": "kube-system", "name": "gpuquota", "uid": "q-1", "resourceVersion": "5"},

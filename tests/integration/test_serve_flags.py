@@ -15,6 +15,8 @@ from tests.integration.reviews import card_pod, gpu_pod, patched
 from tests.processes import PATIENCE, SCRIPTS, serving
 from webhook.cli import main, serve
 
+pytestmark = pytest.mark.slow
+
 FILES = {
     "good.yaml": "team-a: {quota: {M40: 8}}",
     "faults.yaml": "team-a: {quota: {M40: -1}, pol: [x]}\nteam-b: {quota: 8}",

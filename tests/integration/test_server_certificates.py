@@ -14,6 +14,8 @@ from tests.integration.pairs import AUTHORITY, NOW, der, new_leaf, write_as_kube
 from tests.processes import WebhookProcess, eventually, exchange, serving
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def server(directory: Path, tmp_path: Path) -> Iterator[WebhookProcess]:

@@ -103,6 +103,7 @@ def test_new_files_serve_new_connections_and_open_ones_continue(
     assert (serving.expiry, serving.reload_failures) == (new.expires.timestamp(), 0)
 
 
+@pytest.mark.slow
 def test_no_handshake_fails_while_the_files_are_swapped_continuously(directory: Path) -> None:
     write_as_kubelet(directory, new_leaf())
     serving = ServingCertificate(directory)
@@ -259,6 +260,7 @@ def test_another_invalid_certificate_and_one_after_a_valid_one_are_reported_agai
 
 
 # If a certificate has a negative serial number, the package cryptography only warns.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
 @given(
     position=st.integers(0, len(der(GOOD)) - 1),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import assume, example, given, settings, strategies as st
 
 from tests import strategies
@@ -88,6 +89,7 @@ def test_any_other_field_selects_nothing() -> None:
     assert not reached(pod, "M40")
 
 
+@pytest.mark.slow
 @given(strategies.pods(), strategies.clusters())
 @settings(max_examples=300)
 def test_the_node_index_agrees_with_a_check_of_every_node(pod: Manifest, cluster: Nodes) -> None:
@@ -131,6 +133,7 @@ def reached(pod: Manifest, *models: str, pools: tuple[str, ...] = (), keys: Node
 RANK = "example.com/rank"
 
 
+@pytest.mark.slow
 @given(strategies.terms(), st.sampled_from([(), ("public",), ("lab", "3")]))
 @settings(max_examples=300)
 @example(term(requirement(RANK, "Gt", "3"), requirement(RANK, "Lt", "5"), requirement(RANK, "NotIn", "4")), ())
@@ -169,6 +172,7 @@ LIKELY = (
 """The label values that `witness` tries. If any value meets all requirements on a label, one of these values does."""
 
 
+@pytest.mark.slow
 @given(strategies.pods(), st.sampled_from((*NODE_NAMES, UNKNOWN_NODE)), strategies.label_sets(), strategies.KEYS)
 @settings(max_examples=150)
 def test_limited_values_leave_out_no_value_of_a_matching_node(

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import pytest
 
 from controller.claim_holds import MAX_USERS_OF_LOSS, ClaimHolds
 from controller.lingering import MAX_ENTRIES, MAX_PER_NAMESPACE, PRUNE_SECONDS, FullUntil, Lingering
@@ -87,6 +88,7 @@ def each_namespace(numbers: range) -> Iterator[tuple[int, str]]:
 # deletions than are kept.
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_forced_deletions_without_a_quota_are_kept_within_a_bound(api: ApiDouble) -> None:
     watch = watch_of_pods(api, Clock())
     for number, namespace in each_namespace(range(60_000)):
@@ -96,6 +98,7 @@ def test_a_hundred_thousand_forced_deletions_without_a_quota_are_kept_within_a_b
             delete(watch, running_pod(number, namespace))
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_lost_claims_without_a_quota_are_kept_within_a_bound(api: ApiDouble) -> None:
     clock = Clock()
     holds = ClaimHolds(watch_of_pods(api, clock), clock.monotonic)

@@ -183,6 +183,7 @@ def test_a_path_swapped_during_the_deletion_loses_nothing(
     assert with_what != "directory" or (victim / "theirs").exists()
 
 
+@pytest.mark.slow
 def test_a_directory_of_very_many_files_is_deleted_in_little_memory(disk: Disk, agent: Agent) -> None:
     path = disk.make(uid(1))
     directory = os.open(path / "main", os.O_RDONLY)
