@@ -90,6 +90,7 @@ def for_every_admitted_pod(test: Any) -> Any:
     return settings(max_examples=50, suppress_health_check=quiet)(given(admitted())(test))
 
 
+@pytest.mark.slow
 @for_every_admitted_pod
 def test_a_patched_pod_runs_on_exactly_the_selected_nodes_of_its_model_and_pools(case: Admitted) -> None:
     for name, labels in EVERY_NODE:
@@ -98,6 +99,7 @@ def test_a_patched_pod_runs_on_exactly_the_selected_nodes_of_its_model_and_pools
         assert may_run_on(case.patched, name, labels) == (as_pinned and may_run_on(case.sent, name, labels))
 
 
+@pytest.mark.slow
 @for_every_admitted_pod
 def test_a_second_call_patches_nothing(case: Admitted) -> None:
     again = case.webhook.mutate(case.patched)
@@ -106,6 +108,7 @@ def test_a_second_call_patches_nothing(case: Admitted) -> None:
     assert list(again.patch) == []
 
 
+@pytest.mark.slow
 @for_every_admitted_pod
 def test_a_patched_pod_is_then_accepted_and_charged(case: Admitted) -> None:
     verdict = case.webhook.validate(case.patched)
@@ -119,6 +122,7 @@ def test_a_patched_pod_is_then_accepted_and_charged(case: Admitted) -> None:
     assert used == read_request(view(case.sent)).charge
 
 
+@pytest.mark.slow
 @for_every_admitted_pod
 def test_no_allocation_of_any_scheme_is_left(case: Admitted) -> None:
     annotations, labels = case.patched["metadata"]["annotations"], case.patched["metadata"].get("labels") or {}
@@ -127,6 +131,7 @@ def test_no_allocation_of_any_scheme_is_left(case: Admitted) -> None:
     assert "nvidia.com/assigned-phase" not in labels
 
 
+@pytest.mark.slow
 @for_every_admitted_pod
 def test_the_users_own_fields_are_unchanged(case: Admitted) -> None:
     assert users_own(case.patched) == users_own(case.sent)
@@ -167,6 +172,7 @@ def users_own(pod: Manifest) -> Manifest:
     return own
 
 
+@pytest.mark.slow
 @for_every_admitted_pod
 def test_without_a_register_no_type_of_card_is_written(case: Admitted) -> None:
     """HAMi-DRA compares the annotation for card types with product names of devices. If no node annotation lists the
