@@ -1,0 +1,65 @@
+"""Tests of the rules of team ledgers, which are not built yet, by a model of several namespaces, ledgers and moves."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.model.teams.cases import DEEP, MUTANTS, SMALL, WALKS, Mutant
+from tests.model.teams.check import fault_of, steps, unrest_of
+from tests.model.teams.explore import explore, walk
+from tests.model.teams.world import Bounds, World, canonical, first
+
+WALKED = int(os.environ.get("MODEL_WALKS", "5"))
+"""The number of random walks within each of their bounds. `make fuzz` sets a larger number, and explores `DEEP` too."""
+
+EXPLORED = SMALL | (DEEP if "MODEL_WALKS" in os.environ else {})
+
+SCENARIOS: Mapping[str, list[str]] = yaml.safe_load(
+    (Path(__file__).parent.parent / "data" / "team-scenarios.yaml").read_text()
+)
+"""By broken rule: the steps of the model that lead to a violation if the rule is broken."""
+
+
+@pytest.mark.parametrize("bounds", EXPLORED.values(), ids=EXPLORED.keys())
+def test_no_order_of_admissions_and_moves_exceeds_a_limit_or_leaves_a_charge_behind(bounds: Bounds) -> None:
+    explored = explore(bounds, rest_every=200, charges=True)
+    assert not explored.fault, "\n".join([explored.fault, *explored.trace])
+
+
+@pytest.mark.parametrize("bounds", WALKS.values(), ids=WALKS.keys())
+def test_no_random_walk_of_many_pods_and_edits_exceeds_a_limit_or_leaves_a_charge_behind(bounds: Bounds) -> None:
+    for seed in range(WALKED):
+        walked = walk(bounds, seed)
+        assert not walked.fault, "\n".join([f"seed {seed}: {walked.fault}", *walked.trace])
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.rule}: {mutant.broken}")
+def test_every_rule_of_a_team_ledger_is_needed(mutant: Mutant) -> None:
+    """If a rule is replaced by a wrong one, usage exceeds a limit, or a move never ends."""
+    explored = explore(mutant.broken_bounds, rest_every=1 if mutant.rests else 0)
+    assert explored.fault
+    assert explored.trace
+
+
+def replayed(words: list[str], bounds: Bounds) -> World | None:
+    """Return the state (world) after these steps; None if the rules do not permit one of the steps."""
+    world = canonical(first(bounds))
+    for each in words:
+        found = [after for sentence, after in steps(world, bounds) if sentence == each]
+        if not found:
+            return None
+        world = found[0]
+    return world
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.rule}: {mutant.broken}")
+def test_each_broken_rule_has_a_short_scenario_that_only_the_broken_rule_permits(mutant: Mutant) -> None:
+    scenario = SCENARIOS[mutant.broken]
+    broken = replayed(scenario, mutant.broken_bounds)
+    assert broken
+    assert unrest_of(broken, mutant.broken_bounds) if mutant.rests else fault_of(broken, mutant.broken_bounds)
+    right = replayed(scenario, mutant.bounds)
+    assert right is None or not (fault_of(right, mutant.bounds) or unrest_of(right, mutant.bounds))
