@@ -26,7 +26,7 @@ from controller.extender.allocator import Allocator
 from controller.extender.cache import CardCache
 from controller.extender.journal import Journal, JournalEntry, NodeJournal
 from controller.extender.metrics import ExtenderMetrics
-from controller.extender.service import Listening, create_application, serve, verbs_of
+from controller.extender.service import Listening, create_application, serve_extender, verbs_of
 from controller.extender.strategy import Placement, bin_pack
 from tests.builders import LABELS, container, pod, view
 from tests.e2e.cluster import Json
@@ -115,7 +115,7 @@ def extending(plane: Plane, cache: CardCache) -> Iterator[Callable[[bytes], Take
     allocator = Allocator(kube, cache, journal, metrics, unbound_seconds=300, model_of=lambda _: None)
     verbs = verbs_of(allocator)
     certificate = ServingCertificate(plane.certificates)
-    server = serve(Listening(("127.0.0.1", 0), certificate), create_application(verbs, metrics))
+    server = serve_extender(Listening(("127.0.0.1", 0), certificate), create_application(verbs, metrics))
     context = ssl.create_default_context(cafile=str(plane.ca))
     with closing(http.client.HTTPSConnection("127.0.0.1", server.port, context=context)) as connection:
 

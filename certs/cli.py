@@ -33,7 +33,7 @@ def main() -> None:
     help="Directory for the files. It is created if missing.",
 )
 @options.value_option("--dns", "NAME", x509.parse_dns_name, "A DNS name of the server; repeatable.", multiple=True)
-@options.value_option("--ip", "ADDRESS", x509.parse_address, "An IP address of the server; repeatable.", multiple=True)
+@options.value_option("--ip", "ADDRESS", x509.parse_ip, "An IP address of the server; repeatable.", multiple=True)
 @options.value_option(
     "--service", "NAME", x509.parse_label, "Add NAME, NAME.NS, NAME.NS.svc and NAME.NS.svc.cluster.local for a Service."
 )
@@ -148,7 +148,7 @@ def rotate(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) -> N
     or Kubernetes is too old; 2 bad input.
     """
     store = functools.partial(options.store_of, where, retried=not dry_run)
-    runs.rotate(store, options.policy_of(where), timeout, dry_run=dry_run, output=output)
+    runs.execute(store, options.policy_of(where), timeout, dry_run=dry_run, output=output)
 
 
 @main.command(context_settings={"auto_envvar_prefix": "VCUDA_CERTS"})
@@ -173,7 +173,7 @@ def register(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) ->
     or Kubernetes is too old; 2 bad input.
     """
     store = functools.partial(options.store_of, where, registers_only=True, retried=not dry_run)
-    runs.rotate(store, options.registering_policy_of(where), timeout, dry_run=dry_run, output=output)
+    runs.execute(store, options.registering_policy_of(where), timeout, dry_run=dry_run, output=output)
 
 
 @main.command(context_settings={"auto_envvar_prefix": "VCUDA_CERTS"})
@@ -193,7 +193,7 @@ def status(*, output: str, **where: Any) -> None:
     2 bad input.
     """
     store, policy = functools.partial(options.store_of, where), options.policy_of(where)
-    runs.show(store, policy, "vcuda-certs", output, registered=policy.registered)
+    runs.show_report(store, policy, "vcuda-certs", output, registered=policy.registered)
 
 
 main.add_command(client.client)

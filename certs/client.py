@@ -78,7 +78,7 @@ def rotate(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) -> N
     Exit status: 0 done, or a later run must continue; 1 a person must solve a problem, the API server did not answer,
     or Kubernetes is too old; 2 bad input.
     """
-    runs.rotate(lambda: _store(where, retried=not dry_run), _policy(where), timeout, dry_run=dry_run, output=output)
+    runs.execute(lambda: _store(where, retried=not dry_run), _policy(where), timeout, dry_run=dry_run, output=output)
 
 
 @client.command(context_settings=ENVIRONMENT)
@@ -90,7 +90,7 @@ def status(*, output: str, **where: Any) -> None:
     Exit status: 0 no problem; 1 a person must solve a problem, the API server did not answer, or Kubernetes is too old;
     2 bad input.
     """
-    runs.show(lambda: _store(where), _policy(where), "vcuda-client-certs", output)
+    runs.show_report(lambda: _store(where), _policy(where), "vcuda-client-certs", output)
 
 
 @client.command(context_settings=ENVIRONMENT)

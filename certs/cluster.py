@@ -37,10 +37,10 @@ _LABELS = {parsing.MANAGED_BY: parsing.OURS}
 def dial_all(addresses: Iterable[tuple[str, bool]], server_name: str) -> tuple[state.DialledEndpoint, ...]:
     """Dial endpoints in parallel. ``addresses``: for each endpoint, its HOST:PORT and True if the endpoint is ready."""
     with ThreadPoolExecutor(DIALLED_AT_ONCE) as pool:
-        return tuple(pool.map(lambda one: dial(one[0], server_name, ready=one[1]), addresses))
+        return tuple(pool.map(lambda one: dial_endpoint(one[0], server_name, ready=one[1]), addresses))
 
 
-def dial(address: str, server_name: str, *, ready: bool = True) -> state.DialledEndpoint:
+def dial_endpoint(address: str, server_name: str, *, ready: bool = True) -> state.DialledEndpoint:
     """Return the certificate that HOST:PORT presents for ``server_name`` in a TLS handshake, or why this failed."""
     try:
         return state.DialledEndpoint(address, ready, tls.served_leaf(address, server_name))

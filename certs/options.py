@@ -81,7 +81,7 @@ def parse_selector(text: str) -> dict[str, str]:
 def parse_host_port(text: str) -> str:
     """Return ``text`` unchanged if it is HOST:PORT. Raises ValueError if it is not."""
     with contextlib.suppress(errors.BadInput):
-        if cli.parse_address(text)[0]:
+        if cli.split_address(text)[0]:
             return text
     raise ValueError(f"must be HOST:PORT, for example 10.0.0.7:8443 or [fd00::7]:8443; got {text!r}")
 
@@ -146,7 +146,7 @@ _ISSUED = (
         help="State that no webhook configuration calls the Service. Other callers get the CA by other means.",
     ),
     value_option("--dns", "NAME", x509.parse_dns_name, "A further name of the webhook; repeatable.", multiple=True),
-    value_option("--ip", "ADDRESS", x509.parse_address, "A further address; repeatable.", multiple=True),
+    value_option("--ip", "ADDRESS", x509.parse_ip, "A further address; repeatable.", multiple=True),
 )
 
 

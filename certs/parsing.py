@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from certs import state
-from vcuda.x509 import Signed, parse_address, service_names
+from vcuda.x509 import Signed, parse_ip, service_names
 
 _BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _BEGIN = b"-----BEGIN CERTIFICATE-----"
@@ -249,7 +249,7 @@ def _server(client: Json) -> str:
     if url := client.get("url"):
         host = _address(str(url)).rpartition(":")[0].strip("[]")
         try:
-            return str(parse_address(host))
+            return str(parse_ip(host))
         except ValueError:
             return host.lower()
     service = _part(client, "service")

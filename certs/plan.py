@@ -13,12 +13,12 @@ def outdated(certificate: x509.Certificate, now: datetime, policy: RotationPolic
     """Return why the certificate must be replaced; empty if it may stay. ``name``: its name in the reason."""
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not states.is_valid(certificate, now):
-        return f"{name} is valid only from {shown(start)} to {shown(end)}"
+        return f"{name} is valid only from {shown_utc(start)} to {shown_utc(end)}"
     # `issued_before` is ignored while it is in the future. Otherwise every new certificate would be replaced again.
     if policy.issued_before and states.issued(certificate) < policy.issued_before <= now:
-        return f"{name} was issued before {shown(policy.issued_before)}"
+        return f"{name} was issued before {shown_utc(policy.issued_before)}"
     if states.in_look_ahead(certificate, now):
-        return f"{name} expires at {shown(end)}, and less than a third of its life is left"
+        return f"{name} expires at {shown_utc(end)}, and less than a third of its life is left"
     return ""
 
 
@@ -107,7 +107,7 @@ def noted_since(state: states.State, now: datetime, *, served: bool) -> datetime
     return seen.since
 
 
-def shown(moment: datetime) -> str:
+def shown_utc(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -343,7 +343,7 @@ def _lag(lagging: list[str], state: states.State, now: datetime, policy: Rotatio
     made = states.issued(state.serving.leaf.certificate)
     if now - made < steps.PROPAGATION:
         return steps.Wait(f"not every endpoint serves the new leaf yet ({'; '.join(lagging)})")
-    text = f"not every endpoint serves the leaf that was issued at {shown(made)} ({'; '.join(lagging)})"
+    text = f"not every endpoint serves the leaf that was issued at {shown_utc(made)} ({'; '.join(lagging)})"
     return steps.StepRejected((states.Problem(text, policy.commands.restart),))
 
 

@@ -9,7 +9,7 @@ import msgspec
 from cryptography import x509
 
 from certs import parsing, state as observed, steps
-from certs.plan import broken, idle, plan, shown
+from certs.plan import broken, idle, plan, shown_utc
 from vcuda.cli import aligned
 
 _UNTRUSTED = "the caBundle does not trust the leaf that is served"
@@ -81,9 +81,9 @@ def report_on(
     return Report(rows, calls, tuple(_notes(state, policy)), _next_step(decision), every)
 
 
-def table(report: Report) -> str:
+def certificate_table(report: Report) -> str:
     certificates: list[tuple[str, ...]] = [("CERTIFICATE", "PLACE", "EXPIRES", "DAYS LEFT", "NOTE")]
-    certificates += [(r.certificate, r.place, shown(r.expires), str(r.days_left), r.note) for r in report.rows]
+    certificates += [(r.certificate, r.place, shown_utc(r.expires), str(r.days_left), r.note) for r in report.rows]
     answers = {True: "yes", False: "no: {}", None: "cannot tell: {}"}
     calls: list[tuple[str, ...]] = [("WEBHOOK", "ENDPOINT", "TRUSTED")]
     calls += [(call.webhook, call.endpoint, answers[call.trusted].format(call.fault)) for call in report.calls]
@@ -171,7 +171,7 @@ def _notes(state: observed.State, policy: steps.RotationPolicy) -> Iterator[str]
 def _next_step(decision: steps.Decision) -> str:
     match decision:
         case steps.Done():
-            return f"no step is due until {shown(decision.until)}" if decision.until else "no step is due"
+            return f"no step is due until {shown_utc(decision.until)}" if decision.until else "no step is due"
         case steps.Wait():
             return decision.reason
         case steps.StepRejected():

@@ -34,7 +34,7 @@ class StepLog:
         self.say(" ".join(entry.values()))
 
 
-def rotate(
+def execute(
     store: Callable[[], rotation.RotationStore],
     policy: RotationPolicy,
     timeout: timedelta,
@@ -57,7 +57,7 @@ def rotate(
     with_faults(run)
 
 
-def show(
+def show_report(
     store: Callable[[], ClusterStore], policy: RotationPolicy, job: str, output: str, *, registered: bool = False
 ) -> NoReturn:
     """Print a report on the certificates, and exit. ``job``: the name of the CronJob that runs the rotation.
@@ -73,7 +73,7 @@ def show(
         if registered:
             problems = dict.fromkeys((*found.problems, *there.missing(state)))
             found = msgspec.structs.replace(found, problems=tuple(problems))
-        click.echo({"table": report.table, "json": report.document}[output](found))
+        click.echo({"table": report.certificate_table, "json": report.document}[output](found))
         return NEEDS_A_PERSON if found.problems else 0
 
     with_faults(run)
@@ -102,18 +102,18 @@ def _ending(outcome: End) -> str:
     match outcome:
         case Done():
             return (
-                f"Done: no step is due until {plan.shown(outcome.until)}"
+                f"Done: no step is due until {plan.shown_utc(outcome.until)}"
                 if outcome.until
                 else f"Done: {outcome.reason}"
             )
         case StepRejected():
             return "\n".join(f"Needs a person: {problem}" for problem in outcome.problems)
         case Wait():
-            due = f"The next step is due at {plan.shown(outcome.until)}. " if outcome.until else ""
+            due = f"The next step is due at {plan.shown_utc(outcome.until)}. " if outcome.until else ""
             return f"Not finished: {outcome.reason}. {due}Run the command again later, or leave it to the CronJob."
 
 
 def _described(decision: Step | End) -> dict[str, str]:
     fields = {name: getattr(decision, name, None) for name in ("configuration", "reason", "until")}
-    texts = {name: plan.shown(value) if isinstance(value, datetime) else value for name, value in fields.items()}
+    texts = {name: plan.shown_utc(value) if isinstance(value, datetime) else value for name, value in fields.items()}
     return {name: text for name, text in texts.items() if text}

@@ -85,7 +85,7 @@ class CertificateWatch(Collector):
         # whole timeout.
         with ThreadPoolExecutor(MAX_DIALS_AT_ONCE) as pool:
             name = f"{self._service}.{self._namespace}.svc"
-            fresh = tuple(pool.map(lambda address: dial(address, name), due))
+            fresh = tuple(pool.map(lambda address: dial_replica(address, name), due))
         self._read = recent | {one.address: (now, one) for one in fresh}
         self._shown = tuple(self._read[address][1] for address in addresses)
         for late in {one.fingerprint: one for one in fresh if is_late(one, now)}.values():
@@ -115,7 +115,7 @@ class CertificateWatch(Collector):
         post_event(self._kube, Event(subject, name, REASON, message, "vcuda-controller", type="Warning"))
 
 
-def dial(address: str, server_name: str) -> ServedCertificate:
+def dial_replica(address: str, server_name: str) -> ServedCertificate:
     """Return the certificate that HOST:PORT presents for ``server_name`` in a TLS handshake. No request is sent."""
     try:
         leaf = tls.served_leaf(address, server_name)

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from vcuda import errors
 from vcuda.kube import Kube, objects
-from vcuda.registration import CALLED, DECLARED, PROBE, VALIDATING, MissingObject, summary
+from vcuda.registration import CALLED, DECLARED, PROBE, VALIDATING, MissingObject, summarize_missing
 
 INTERVAL_SECONDS = 60.0
 # The API server applies a new policy or label a moment later. So a policy counts as ignored only after some attempts.
@@ -57,7 +57,7 @@ class RegistrationWatch(Collector):
     @property
     def text(self) -> str:
         """One text about everything that is missing; empty if nothing is missing or before the first check."""
-        return summary(self._missing or ())
+        return summarize_missing(self._missing or ())
 
     def collect(self) -> Iterable[Metric]:
         family = GaugeMetricFamily(
@@ -82,7 +82,7 @@ class RegistrationWatch(Collector):
 
     def check(self, wait: Callable[[float], object]) -> None:
         """Read every declared object. Raises VcudaError if the API server does not answer."""
-        missing, failure = find_missing(self._kube, self._is_evaluated, wait, self._missing or ())
+        missing, failure = inspect(self._kube, self._is_evaluated, wait, self._missing or ())
         self._keep(missing)
         if failure:
             raise failure
@@ -99,7 +99,7 @@ class RegistrationWatch(Collector):
         self._on_change()
 
 
-def find_missing(
+def inspect(
     kube: Kube, is_evaluated: Callable[[], bool], wait: Callable[[float], object], known: Sequence[MissingObject] = ()
 ) -> tuple[Sequence[MissingObject], errors.VcudaError | None]:
     """Return what is missing, and the error of a probe that failed. Raises VcudaError if no object can be read.

@@ -33,7 +33,7 @@ from vcuda.k8s_types import Pod
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import Mode, NamespaceQuota
 from vcuda.requests.pod_request import asks_for_vcuda
-from webhook.check.check import Row, decide, read_workloads, with_templates
+from webhook.check.check import Row, decide_workloads, read_workloads, with_templates
 from webhook.check.files import read_cluster
 from webhook.review.context import PolicySnapshot
 
@@ -82,7 +82,7 @@ def main(quota: Path, nodes: Path, pods: Path) -> None:
         async def ask(path: str, request: AdmissionRequest) -> AdmissionResponse:
             return _ask(connection, path, request, cluster.policy)
 
-        rows = asyncio.run(decide(workloads, ask, cluster))
+        rows = asyncio.run(decide_workloads(workloads, ask, cluster))
     click.echo("\n".join(_table(rows)))
     tally = Counter(row.decision for row in rows for _ in range(row.count))
     decided = ", ".join(f"{count} {decision}" for decision, count in tally.items())

@@ -30,6 +30,9 @@ MAX_FUNCTION_LINES = 25
 SMALL = 5
 """A helper with one caller and at most this many lines may be clearer inside the caller."""
 
+PARALLEL = frozenset({"mutate", "validate", "read", "rotate", "status"})
+"""The public names that two modules may define: both kinds of reviews and of certificates have them."""
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -103,6 +106,7 @@ def figures() -> list[Figure]:
     lines, largest = sum(sizes.values()), max(sizes, key=lambda path: sizes[path])
     ninth = ninth_of_ten([lines_of(each) for tree in trees.values() for each in functions(tree)])
     classes = repeated(map(class_names, trees.values()))
+    twice = [name for name in repeated(map(public_names, trees.values())) if name not in PARALLEL]
     create, recount = path_lengths()
     tests = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in modules("tests"))
     return [
@@ -116,9 +120,7 @@ def figures() -> list[Figure]:
         ),
         Figure("function, 90th percentile", str(ninth), f"at most {MAX_FUNCTION_LINES}", ninth <= MAX_FUNCTION_LINES),
         Figure("class names defined twice", ", ".join(classes) or "none", "none", not classes),
-        Figure(
-            "public names defined twice", str(len(repeated(map(public_names, trees.values())))), "no bound", holds=True
-        ),
+        Figure("public names defined twice", ", ".join(twice) or "none", "none", not twice),
         Figure(
             "small helpers with one caller", str(sum(len(small_helpers(t)) for t in trees.values())), "no bound", True
         ),

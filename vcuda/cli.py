@@ -34,13 +34,13 @@ option = functools.partial(click.option, show_envvar=True, show_default=True)
 """``click.option``, except that --help also shows the environment variable and the default of the flag."""
 
 
-def printable(text: str) -> str:
+def escaped(text: str) -> str:
     """Return a text with its unprintable characters escaped, for example control codes of a terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def fail(message: str, status: int = BAD_INPUT) -> NoReturn:
-    click.echo("Error: " + "\n".join(map(printable, message.split("\n"))), err=True)
+    click.echo("Error: " + "\n".join(map(escaped, message.split("\n"))), err=True)
     raise SystemExit(status)
 
 
@@ -53,7 +53,7 @@ def address_option(
         if text is None:
             return None
         try:
-            return (parse or parse_address)(text)
+            return (parse or split_address)(text)
         except BadInput as error:
             raise click.BadParameter(str(error), param_hint=flag) from error
 
@@ -127,7 +127,7 @@ def aligned(cells: Sequence[tuple[str, ...]]) -> Iterator[str]:
 _LAST_PORT = 65535
 
 
-def parse_address(text: str) -> tuple[str, int]:
+def split_address(text: str) -> tuple[str, int]:
     """Return the host and the port in HOST:PORT. An IPv6 host may be in brackets. Raises BadInput for other texts."""
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -147,7 +147,7 @@ def format_address(address: tuple[str, int]) -> str:
 def parse_ip_address(text: str) -> tuple[str, int]:
     """Return the host and the port in IP:PORT. Raises BadInput for other texts, and for an address with a zone."""
     with contextlib.suppress(BadInput, ValueError):
-        host, port = parse_address(text)
+        host, port = split_address(text)
         address = ipaddress.ip_address(host)
         if "%" not in host:
             return str(address), port

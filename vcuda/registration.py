@@ -120,7 +120,7 @@ def find_missing(get: Callable[[str, str], Json | None]) -> Sequence[MissingObje
     return found
 
 
-def summary(missing: Sequence[MissingObject]) -> str:
+def summarize_missing(missing: Sequence[MissingObject]) -> str:
     """Return one text about all missing objects, which names the first `MAX_NAMED_FAULTS`; empty if none is missing."""
     named = "; ".join(map(str, missing[:MAX_NAMED_FAULTS]))
     return f"{named}; and {len(missing) - MAX_NAMED_FAULTS} more" if len(missing) > MAX_NAMED_FAULTS else named

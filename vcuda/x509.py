@@ -56,7 +56,7 @@ def parse_dns_name(text: str) -> str:
     return name
 
 
-def parse_address(text: str) -> Address:
+def parse_ip(text: str) -> Address:
     """Return the IP address in a text. Raises ValueError for another text or an address with a zone (``%eth0``)."""
     try:
         address = ipaddress.ip_address(text)

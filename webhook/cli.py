@@ -248,13 +248,13 @@ def check(
     cluster = _or_exit(lambda: files.read_cluster(quota, nodes, hints, gpu_runtime_classes)).at(now)
     edit = _or_exit(lambda: checked_edit.read_edit(old, quota, cluster, now, has_nodes=nodes is not None))
     workloads = _or_exit(lambda: offline.read_workloads(list(manifests), namespace))
-    rows = offline.check(workloads, cluster)
+    rows = offline.check_objects(workloads, cluster)
     if output == "json":
         found = {**edit.as_json(), "objects": [row.as_json() for row in rows]}
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:
         shown = [edit.table()] if old else []
-        shown += [offline.table(rows)] if manifests else []
+        shown += [offline.decision_table(rows)] if manifests else []
         click.echo("\n\n".join("\n".join(lines) for lines in shown))
         for warning in edit.warnings:
             click.echo(f"Warning: {warning}", err=True)

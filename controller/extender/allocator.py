@@ -334,7 +334,7 @@ class Allocator:
             entry = self._promise(pod, args, deadline)
             if entry is None:
                 return False
-            annotations = cards.annotations_for(request.scheme, args.node, entry.shares, self._now())
+            annotations = cards.allocating(request.scheme, args.node, entry.shares, self._now())
         elif not cards.names_cards(pod):
             raise NotPlaced("the pod requests no vcuda cards, so the extender does not bind it")
         try:

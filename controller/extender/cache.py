@@ -8,7 +8,7 @@ import msgspec
 
 from controller.extender.journal import JournalEntry, NodeJournal
 from controller.extender.strategy import NodeCards
-from vcuda.allocations.cards import Cards, Unplaceable, read_cards
+from vcuda.allocations.cards import Cards, Unplaceable, read_capacity
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.k8s_types import Node
 from vcuda.ledger.ledger import is_older
@@ -49,7 +49,7 @@ class CardCache:
             if new is None:
                 self._unused.pop(node.metadata.name, None)
             else:
-                self._unused[node.metadata.name] = read_cards(new.capacity)
+                self._unused[node.metadata.name] = read_capacity(new.capacity)
             self._recount(node.metadata.name)
 
     def pod_changed(self, old: StoredPod | None, new: StoredPod | None) -> None:

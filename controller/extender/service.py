@@ -132,7 +132,7 @@ class Listening(msgspec.Struct, frozen=True):
     client_name: str = ""
 
 
-def serve(listening: Listening, application: WSGIApplication) -> httpd.Server:
+def serve_extender(listening: Listening, application: WSGIApplication) -> httpd.Server:
     """Start the extender's HTTPS server in threads, and return it. Raises OSError if the address cannot be used."""
     return httpd.Server(
         listening.address,
@@ -205,7 +205,7 @@ class Extender:
         for _ in range(2):
             self._attempt(self._allocator.tidy, NOT_TIDIED)
         self._repeat("placements", self._allocator.tidy, TIDY_SECONDS, NOT_TIDIED)
-        self._server = serve(self._listening, create_application(verbs_of(self._allocator), self._metrics))
+        self._server = serve_extender(self._listening, create_application(verbs_of(self._allocator), self._metrics))
         self._log.info("serving extender", port=self._server.port)
         certificate = self._listening.certificate
         workqueue.spawn("certificate", lambda: tls.watch(certificate, self._stopping), self._on_fault)

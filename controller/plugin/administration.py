@@ -46,7 +46,7 @@ def nodes(
     """
     shown, reader = output or target.output, programs.load("controller.plugin.nodes", "kubectl gpuquota nodes")
     place = (*quota_configmap, quota_key)
-    found = reader.read(reader.connect(target.kubeconfig, target.context), model_label, place)
+    found = reader.read_nodes(reader.connect_to_cluster(target.kubeconfig, target.context), model_label, place)
     if shown in ("json", "yaml"):
         show(found, shown)
         return

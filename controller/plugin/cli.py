@@ -10,7 +10,7 @@ import click
 
 from controller.plugin.administration import doctor, nodes
 from controller.plugin.explain import ExplainedObject, ask_about
-from controller.plugin.kubectl import Kubectl, read_json, segment
+from controller.plugin.kubectl import Kubectl, in_path, read_json
 from controller.plugin.output import OUTPUTS, WIDE, Target, output_option, show, warn
 from controller.plugin.published import EVERY_REPORT, SpoiltReport, read_report
 from controller.plugin.rejections import read_rejections
@@ -254,7 +254,7 @@ def why(target: Target, *, named: str, namespace: str | None, output: str | None
     if (output or target.output) in ("json", "yaml"):
         show(found, output or target.output)
     else:
-        click.echo("\n".join(map(cli.printable, why_lines(found))))
+        click.echo("\n".join(map(cli.escaped, why_lines(found))))
     raise SystemExit(0 if found.is_admitted else FAILED)
 
 
@@ -268,7 +268,7 @@ def _show_verdicts(verdicts: list[ExplainedObject], output: str) -> None:
 
 def _published(api: Kubectl, namespace: str) -> Iterator[NamespaceUse]:
     with contextlib.suppress(errors.NotFound):
-        yield read_report(read_json(api.get(f"/api/v1/namespaces/{segment(namespace)}/configmaps/{USAGE_NAME}")))
+        yield read_report(read_json(api.get(f"/api/v1/namespaces/{in_path(namespace)}/configmaps/{USAGE_NAME}")))
 
 
 def _all(api: Kubectl) -> Iterator[NamespaceUse]:

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from controller import certificates, registration
 from controller.plugin.installation import BROKEN, CONTROLLER, SECRET, WEBHOOK, Installation, Place, Replica
-from controller.plugin.nodes import connect
+from controller.plugin.nodes import connect_to_cluster
 from controller.recount import labels
 from vcuda import errors
 from vcuda.discovery.names import model_warnings
 from vcuda.kube.ledger_store import ledger_name
 from vcuda.ledger.ledger import OtherFormat, read_ledger
 from vcuda.quota.values import listed
-from vcuda.registration import CANNOT_READ, DECLARED, summary
+from vcuda.registration import CANNOT_READ, DECLARED, summarize_missing
 
 OK, WRONG, UNKNOWN = "ok", "wrong", "unknown"
 MAX_NAMES = 5
@@ -59,7 +59,7 @@ def examine(
 
     ``quota``: namespace, name and key of the quota ConfigMap. ``names``: the other fields of `Place`.
     """
-    seen = Installation(connect(kubeconfig, context), Place(quota=quota, **names))
+    seen = Installation(connect_to_cluster(kubeconfig, context), Place(quota=quota, **names))
     seen.kube.get("/version")
     for name, check in CHECKS.items():
         found: list[Defect | str] = []
@@ -81,7 +81,7 @@ def finding_row(finding: Finding) -> tuple[str, ...]:
 
 def _registration(seen: Installation) -> Iterator[Defect | str]:
     limited = [name for name, label in seen.namespaces.items() if seen.limits(name) and label != labels.EXEMPT]
-    missing, failure = registration.find_missing(seen.kube, lambda: labels.is_evaluated(seen.kube, limited), time.sleep)
+    missing, failure = registration.inspect(seen.kube, lambda: labels.is_evaluated(seen.kube, limited), time.sleep)
     for each in missing:
         if each in (registration.NO_POLICIES, registration.NO_WEBHOOKS):
             yield Defect(str(each), "Enable this admission plugin in each API server")
@@ -90,9 +90,9 @@ def _registration(seen: Installation) -> Iterator[Defect | str]:
     declared = [each for each in missing if (each.kind, each.name) in DECLARED and each != registration.NO_TRUST]
     unread = [each for each in declared if each.reason.startswith(CANNOT_READ)]
     if unread:
-        yield Defect(summary(unread), MISSING_PERMISSION, UNKNOWN)
+        yield Defect(summarize_missing(unread), MISSING_PERMISSION, UNKNOWN)
     if wrong := [each for each in declared if each not in unread]:
-        yield Defect(summary(wrong), f"{seen.apply}. Then register the webhooks: {seen.job}")
+        yield Defect(summarize_missing(wrong), f"{seen.apply}. Then register the webhooks: {seen.job}")
     if failure and _CALL_FAILED in str(failure):
         yield Defect(f"the API server cannot call the webhook: {failure}", seen.describe(WEBHOOK))
     elif failure:

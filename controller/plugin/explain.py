@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
-from controller.plugin.kubectl import Kubectl, Reply, read_json, segment
+from controller.plugin.kubectl import Kubectl, Reply, in_path, read_json
 from vcuda import errors
 from vcuda.claims import pin
 from vcuda.claims.names import API_PATH, CLAIM, TEMPLATE
@@ -86,7 +86,7 @@ def explain_made(
 
 
 def _read_template(api: Kubectl, namespace: str, name: str) -> Manifest:
-    path = f"{API_PATH}/namespaces/{segment(namespace)}/resourceclaimtemplates/{segment(name)}"
+    path = f"{API_PATH}/namespaces/{in_path(namespace)}/resourceclaimtemplates/{in_path(name)}"
     template: Manifest = read_json(api.get(path))
     spec: Manifest = template["spec"]["spec"]
     return spec
@@ -94,7 +94,7 @@ def _read_template(api: Kubectl, namespace: str, name: str) -> Manifest:
 
 def _explain_pod(api: Kubectl, name: str, pod: Manifest) -> ExplainedObject:
     namespace = pod["metadata"]["namespace"]
-    path = f"/api/v1/namespaces/{segment(namespace)}/pods"
+    path = f"/api/v1/namespaces/{in_path(namespace)}/pods"
     # HAMi-DRA may create a claim for a pod with a GPU limit. Its resource names are configurable, so every resource
     # with a slash in its name may be a GPU.
     if any("/" in resource for each in entries(pod["spec"], "containers") for resource in _limits(each)):
@@ -143,7 +143,7 @@ def _names_a_claim(rejection: str) -> bool:
 def _explain_claim(api: Kubectl, name: str, claim: Manifest) -> ExplainedObject:
     namespace, is_template = claim["metadata"]["namespace"], claim["kind"] == TEMPLATE
     collection = "resourceclaimtemplates" if is_template else "resourceclaims"
-    answer, existing = _tried(api, f"{API_PATH}/namespaces/{segment(namespace)}/{collection}", claim)
+    answer, existing = _tried(api, f"{API_PATH}/namespaces/{in_path(namespace)}/{collection}", claim)
     if isinstance(answer, errors.ApiError):
         # A 404 for a claim means that ResourceClaims are not served, or that the namespace does not exist.
         unserved = isinstance(answer, errors.NotFound) and not _is_served(api)
@@ -167,7 +167,7 @@ def pinned_model(body: bytes) -> str:
         for entry in (each.get("exactly") or {}, *entries(each, "firstAvailable"))
     ]
     selectors = (each.get("cel") or {} for entry in requests for each in entries(entry, "selectors"))
-    found = (pin.read_pin(each.get("expression", "")) for each in selectors)
+    found = (pin.read_claim_pin(each.get("expression", "")) for each in selectors)
     return next((each.patterns[0] for each in found if each), "")
 
 
@@ -212,7 +212,7 @@ def _existing(api: Kubectl, path: str, manifest: Manifest) -> tuple[str, ...]:
     """Return a warning if an object of this name exists."""
     name = manifest["metadata"].get("name")
     try:
-        api.get(f"{path}/{segment(str(name or ''))}")
+        api.get(f"{path}/{in_path(str(name or ''))}")
     except (errors.ApiError, errors.BadInput):
         return ()
     return (f"{manifest['kind']}/{name} exists already, so the decision is about a second object like it",)

@@ -133,7 +133,7 @@ class Installation:
 
     @functools.cached_property
     def nodes(self) -> nodes.ClusterNodes:
-        return nodes.read(self.kube, self.place.model_label, self.place.quota)
+        return nodes.read_nodes(self.kube, self.place.model_label, self.place.quota)
 
     def wanted(self, name: str) -> int | None:
         """Return the number of replicas that a Deployment wants; None if the Deployment does not exist."""

@@ -49,7 +49,7 @@ class KubectlRun(NamedTuple):
     stderr: str
 
 
-def segment(name: str) -> str:
+def in_path(name: str) -> str:
     """Return a name as one segment of a URL path. If no object can have this name, raise BadInput."""
     # A slash in a name cannot be escaped, because kubectl decodes the path before it sends the request.
     if quote(name, safe="") != name or name in ("", ".", ".."):

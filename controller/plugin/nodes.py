@@ -106,7 +106,7 @@ class _Seen(NamedTuple):
 OWN_KUBECONFIG = Path("~/.kube/config")
 
 
-def connect(kubeconfig: Path | None, context: str | None) -> Kube:
+def connect_to_cluster(kubeconfig: Path | None, context: str | None) -> Kube:
     """Return a client for the cluster that kubectl uses. Raises BadInput if the kubeconfig cannot be read.
 
     As in client-go, a kubeconfig has precedence over the service account of the pod in which the command runs.
@@ -129,7 +129,7 @@ def _own_kubeconfig() -> Path | None:
     return OWN_KUBECONFIG if isinstance(config, dict) and config.get("current-context") else None
 
 
-def read(kube: Kube, model_label: str, place: tuple[str, str, str]) -> ClusterNodes:
+def read_nodes(kube: Kube, model_label: str, place: tuple[str, str, str]) -> ClusterNodes:
     """Return the GPU nodes of the cluster. ``place``: namespace, name and key of the quota ConfigMap.
 
     Raises VcudaError, for example if the user lacks a permission.

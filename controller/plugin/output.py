@@ -44,7 +44,7 @@ class Target:
 
 
 def warn(text: str) -> None:
-    click.echo(f"Warning: {cli.printable(text)}", err=True)
+    click.echo(f"Warning: {cli.escaped(text)}", err=True)
 
 
 def show(values: Any, output: str, *table: tuple[str, ...]) -> None:
@@ -54,4 +54,4 @@ def show(values: Any, output: str, *table: tuple[str, ...]) -> None:
     elif output == "yaml":
         click.echo(yaml.safe_dump(plain, sort_keys=False), nl=False)
     else:
-        click.echo("\n".join(cli.aligned([tuple(map(cli.printable, row)) for row in table])))
+        click.echo("\n".join(cli.aligned([tuple(map(cli.escaped, row)) for row in table])))

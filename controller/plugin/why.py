@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from controller.plugin.explain import ADMITTED, NOT_ASKED, ExplainedObject, ask_about, explain_made, pinned_model
-from controller.plugin.kubectl import Kubectl, read_json, segment
+from controller.plugin.kubectl import Kubectl, in_path, read_json
 from controller.plugin.rejections import read_rejections
 from controller.plugin.usage_table import holder_cells
 from controller.seen_events import ReportedObject
@@ -146,7 +146,7 @@ def explain_why(
 def _pending(api: Kubectl, owners: Sequence[Json], namespace: str) -> list[Json]:
     """Return the pods of these owners that exist and have not started, the oldest first."""
     uids = {each["metadata"]["uid"] for each in owners}
-    found = api.list_objects(f"/api/v1/namespaces/{segment(namespace)}/pods", {"fieldSelector": "status.phase=Pending"})
+    found = api.list_objects(f"/api/v1/namespaces/{in_path(namespace)}/pods", {"fieldSelector": "status.phase=Pending"})
     own = [each for each in found if uids & _owner_uids(each) and "deletionTimestamp" not in each["metadata"]]
     return sorted(own, key=lambda each: str(each["metadata"].get("creationTimestamp", "")))
 
@@ -186,7 +186,7 @@ def _lacks_pods(replica_set: Json) -> bool:
 
 
 def _read(api: Kubectl, kind: ReadKind, name: str, namespace: str) -> Json:
-    path = f"{kind.api}/namespaces/{segment(namespace)}/{kind.plural}/{segment(name)}"
+    path = f"{kind.api}/namespaces/{in_path(namespace)}/{kind.plural}/{in_path(name)}"
     try:
         found: Json = read_json(api.get(path))
     except errors.NotFound as error:
@@ -202,7 +202,7 @@ def _children(api: Kubectl, kind: ReadKind, stored: Json, namespace: str) -> Seq
     if not kind.children:
         return ()
     child, uid = KINDS[kind.children], stored["metadata"]["uid"]
-    found = api.list_objects(f"{child.api}/namespaces/{segment(namespace)}/{child.plural}")
+    found = api.list_objects(f"{child.api}/namespaces/{in_path(namespace)}/{child.plural}")
     return [each for each in found if uid in _owner_uids(each)]
 
 
@@ -253,7 +253,7 @@ def _claims(api: Kubectl, pod: Json, namespace: str) -> Iterator[ExplainedObject
 def _stored_claim(api: Kubectl, name: str, namespace: str) -> ExplainedObject:
     title = f"{CLAIM}/{name}"
     try:
-        body = api.get(f"{API_PATH}/namespaces/{segment(namespace)}/resourceclaims/{segment(name)}")
+        body = api.get(f"{API_PATH}/namespaces/{in_path(namespace)}/resourceclaims/{in_path(name)}")
     except errors.NotFound:
         return ExplainedObject(title, namespace, NOT_ASKED, "", "the pod waits for this claim, which does not exist")
     model, devices = pinned_model(body), (read_json(body).get("status") or {}).get("allocation", {}).get("devices", {})

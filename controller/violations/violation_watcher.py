@@ -26,7 +26,7 @@ from vcuda.errors import ApiError, Conflict, HeldByBudget, NotFound, VcudaError
 from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, objects
 from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.model import Mode, NamespaceQuota
-from vcuda.quota.times import shown
+from vcuda.quota.times import shown_time
 
 COMPONENT = "vcuda-controller"
 BEYOND_QUOTA = "BeyondQuota"
@@ -281,7 +281,7 @@ class ViolationWatcher:
                     future[each.holder.uid, end] = each
         announced.intersection_update(future)
         for key in future.keys() - announced:
-            message = f"a GPU grant ends at {shown(key[1], ends[key[1]])}. {self._fate(future[key])}"
+            message = f"a GPU grant ends at {shown_time(key[1], ends[key[1]])}. {self._fate(future[key])}"
             holder, about = future[key].holder, f"grant-ends-{int(key[1])}-{key[0][:8]}"
             event = objects.Event(_involved(holder), about, GRANT_ENDS, message, COMPONENT, type="Warning")
             self._try_to_post(holder, event)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from examples.allocations import card_of, marks
 from tests.builders import vcuda_pod
 from tests.e2e.cluster import Cluster, Json
-from vcuda.requests.schemes import Scheme, is_named
+from vcuda.requests.schemes import Scheme, is_listed_key
 
 REASON = "StaleAllocationRemoved"
 BY_HAND = "by-hand"
@@ -51,8 +51,8 @@ class Allocated:
 
 def is_allocated(found: Json, scheme: Scheme) -> bool:
     metadata = found["metadata"]
-    return any(is_named(key, scheme.allocation_annotations) for key in metadata.get("annotations", {})) or any(
-        is_named(key, scheme.allocation_labels) for key in metadata.get("labels", {})
+    return any(is_listed_key(key, scheme.allocation_annotations) for key in metadata.get("annotations", {})) or any(
+        is_listed_key(key, scheme.allocation_labels) for key in metadata.get("labels", {})
     )
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from certs.cluster import dial
+from certs.cluster import dial_endpoint
 from certs.parsing import read_certificates
 from certs.state import fingerprint
 from tests.e2e.cluster import Cluster, Json
@@ -76,7 +76,7 @@ def await_served(stage: Stage, leaf: Signed) -> None:
 
 
 def shown(address: str) -> bytes | None:
-    found = dial(address, SERVER_NAME).leaf
+    found = dial_endpoint(address, SERVER_NAME).leaf
     return found.public_bytes(Encoding.DER) if found else None
 
 

@@ -13,13 +13,13 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from certs.cluster import dial, dial_all
+from certs.cluster import dial_all, dial_endpoint
 from controller.certificates import (
     INTERVAL,
     REASON,
     CertificateWatch,
     ServedCertificate,
-    dial as dial_for_the_controller,
+    dial_replica as dial_for_the_controller,
     is_late,
 )
 from tests.api_double import ApiDouble, Delivery, Effect, delivered, lost_request
@@ -46,7 +46,7 @@ def serving(directory: Path, certificate: bytes = LEAF.certificate_pem()) -> Ite
 
 def test_the_leaf_of_any_issuer_is_read(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
-        found = dial(server.address, "anything.at.all")
+        found = dial_endpoint(server.address, "anything.at.all")
     assert (found.leaf, found.ready, found.fault) == (LEAF.certificate, True, "")
 
 
@@ -54,7 +54,7 @@ def test_the_leaf_of_any_issuer_is_read(tmp_path: Path) -> None:
     "address", ["127.0.0.1:{port}", "256.256.256.256:1", "127.0.0.1:99999", "nonsense", "[::1]:{port}"]
 )
 def test_the_error_of_an_unreachable_endpoint_is_reported(address: str) -> None:
-    found = dial(address.format(port=free_ports(1)[0]), "x", ready=False)
+    found = dial_endpoint(address.format(port=free_ports(1)[0]), "x", ready=False)
     assert (found.leaf, found.ready) == (None, False)
     assert found.fault.startswith("the endpoint cannot be dialled: ")
 
@@ -79,7 +79,7 @@ def of_version_6(leaf: Signed) -> bytes:
 def test_an_unreadable_certificate_is_handled_as_an_unreachable_endpoint(tmp_path: Path) -> None:
     """Such a certificate must not stop `vcuda-certs` or the leading controller."""
     with serving(tmp_path, of_version_6(LEAF)) as server:
-        found = dial(server.address, "x")
+        found = dial_endpoint(server.address, "x")
         shown = dial_for_the_controller(server.address, "x")
     assert found.leaf is None
     assert "not a valid X509 version" in found.fault

@@ -15,7 +15,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from controller.extender.metrics import ExtenderMetrics
-from controller.extender.service import MAX_BODY, Listening, create_application, serve, verbs_of
+from controller.extender.service import MAX_BODY, Listening, create_application, serve_extender, verbs_of
 from tests.api_double import ApiDouble
 from tests.e2e.installation import CLIENT, CLIENT_NAME, make_certificates
 from tests.extended import Leader
@@ -112,7 +112,7 @@ if __name__ == "__main__":
     directory = Path(sys.argv[1])
     certificate = ServingCertificate(directory, client_ca=directory / "ca.crt", client_required=True)
     application = create_application(verbs_of(Leader(ApiDouble()).allocator), ExtenderMetrics(CollectorRegistry()))
-    server = serve(Listening(("127.0.0.1", 0), certificate, client_name=CLIENT_NAME), application)
+    server = serve_extender(Listening(("127.0.0.1", 0), certificate, client_name=CLIENT_NAME), application)
     configure("info")
     structlog.get_logger().info("listening", port=server.port)
     Event().wait()

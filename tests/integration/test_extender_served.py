@@ -17,7 +17,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from controller.extender.metrics import ExtenderMetrics
-from controller.extender.service import LARGE_BODY, MAX_BODY, Listening, create_application, serve, verbs_of
+from controller.extender.service import LARGE_BODY, MAX_BODY, Listening, create_application, serve_extender, verbs_of
 from controller.httpd import Server
 from tests.api_double import ApiDouble
 from tests.e2e.installation import CLIENT, CLIENT_NAME, make_certificates
@@ -49,7 +49,7 @@ def extender(api: ApiDouble, registry: CollectorRegistry, listening: Listening) 
 
     leader = Leader(api).leads()
     verbs = {**verbs_of(leader.allocator), "/broken": broken}
-    server = serve(listening, create_application(verbs, ExtenderMetrics(registry)))
+    server = serve_extender(listening, create_application(verbs, ExtenderMetrics(registry)))
     yield server
     server.stop()
 
@@ -87,7 +87,7 @@ def test_only_the_scheduler_is_answered(
     pair = shown.get(who, tmp_path / "another" / CLIENT)
     name = "another-name" if who == "another client" else CLIENT_NAME
     application = create_application(verbs_of(Leader(api).leads().allocator), ExtenderMetrics(registry))
-    server = serve(msgspec.structs.replace(listening, client_name=name), application)
+    server = serve_extender(msgspec.structs.replace(listening, client_name=name), application)
     with ExitStack() as stack, connected(server, tmp_path / "ca.crt", pair) as other:
         stack.callback(server.stop)
         try:

@@ -121,7 +121,7 @@ def release(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def reap(world: World, bounds: Bounds) -> Iterator[Step]:
-    """REAP: the leader removes a reservation that no write has renewed for longer than lease and deadline together.
+    """REAP: the leader removes a reservation that no write has renewed for longer than both times together.
 
     The same write recounts the ledger by a LIST that began after this time.
     """

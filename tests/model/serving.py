@@ -116,16 +116,16 @@ def time_passes(world: World, bounds: Bounds) -> Iterator[Step]:
         at = tuple(AWAY if where == WAITING else where for where in pod.at) if stage > ASKED else pod.at
         runs, held = max(pod.runs - 1, 0), pod.held if pod.held == NOT_HELD else max(pod.held - 1, 0)
         pods[i] = pod._replace(stage=stage, age=age, pending=pending, at=at, runs=runs, held=held)
-    longest = bounds.lease + 1
+    longest = bounds.lasting + 1
     replicas = {
         r: Replica(
             each.reserved,
-            min(each.lease + 1, longest),
+            min(each.age + 1, longest),
             each.write._replace(age=min(each.write.age + 1, longest)) if each.write != NO_WRITE else NO_WRITE,
         )
         for r, each in enumerate(world.replicas)
     }
-    oldest = bounds.lease + bounds.deadline + 1
+    oldest = bounds.lasting + bounds.deadline + 1
     reserved = tuple(each._replace(age=min(each.age + 1, oldest)) if each.amount else each for each in world.reserved)
     unseen = tuple(sorted(max(left - 1, 0) for left in world.unseen))
     yield ("a tick",), change(world, pods, replicas, reserved=reserved, unseen=unseen)
@@ -134,16 +134,16 @@ def time_passes(world: World, bounds: Bounds) -> Iterator[Step]:
 def left(world: World, replica: int, bounds: Bounds) -> int:
     """GRANT: return the number of charges that a replica may still admit from its reservation.
 
-    The number is 0 after the lease. While a write is pending, the number is right whether the write lands or not.
+    The number is 0 after the reservation time. Before that it is right whether the write lands or not.
     """
-    reserved, lease, write = world.replicas[replica]
+    reserved, age, write = world.replicas[replica]
     if bounds.runs > bounds.deadline and bounds.broken != "granted although it may run for long":
         return 0
     granted = sum(pod.at[replica] == GRANTED for pod in world.pods)
     flushed = sum(pod.at[replica] == FLUSHED for pod in world.pods)
     if bounds.broken == "granted from the new reservation" and write != NO_WRITE:
-        return write.reserve - granted if write.age <= bounds.lease else 0
-    if lease > bounds.lease and bounds.broken != "granted without a lease":
+        return write.reserve - granted if write.age <= bounds.lasting else 0
+    if age > bounds.lasting and bounds.broken != "granted after the reservation time":
         return 0
     if write == NO_WRITE or bounds.broken == "granted from the old reservation":
         return reserved - granted - flushed
@@ -225,7 +225,7 @@ def fits(world: World, batch: Batch, bounds: Bounds) -> bool:
 
 
 def send(world: World, batch: Batch, bounds: Bounds) -> Step:
-    """FLUSH: send the write of a replica. The new lease begins now, and not when the write is confirmed."""
+    """FLUSH: send the write of a replica. The reservation time begins now, and not when the write is confirmed."""
     r, added, flushed, amount = batch
     pods = {i: place(world.pods[i], r, FLUSHED) for i in flushed}
     for i in added:
@@ -276,12 +276,12 @@ def outcomes(world: World, bounds: Bounds) -> Iterator[Step]:
     for r, replica in enumerate(world.replicas):
         write = replica.write
         if write.landed:
-            lease = 0 if bounds.broken == "a lease from the answer" else write.age
+            age = 0 if bounds.broken == "a reservation from the answer" else write.age
             pods = {i: _confirmed(pod, r, bounds) for i, pod in enumerate(world.pods) if pod.at[r] in BACK}
-            yield ("{} has its write confirmed", name(r)), change(world, pods, {r: Replica(write.reserve, lease)})
+            yield ("{} has its write confirmed", name(r)), change(world, pods, {r: Replica(write.reserve, age)})
         elif write == NO_WRITE and world.exists and _is_lost(world, r, bounds):
             pods = {i: place(pod, r, AWAY) for i, pod in enumerate(world.pods) if pod.at[r] == GRANTED}
-            yield ("{} finds its reservation gone", name(r)), change(world, pods, {r: Replica(0, bounds.lease + 1)})
+            yield ("{} finds its reservation gone", name(r)), change(world, pods, {r: Replica(0, bounds.lasting + 1)})
         # A replica without a reservation may write again from the same version: only one of the two writes lands, and
         # no pod is admitted before its write is confirmed. A replica with a reservation would not know how much of it
         # is left.
@@ -323,7 +323,7 @@ def crash(world: World, bounds: Bounds) -> Iterator[Step]:
         }
         reserved = list(world.reserved)
         late = list(world.late)
-        fresh = Replica(0, bounds.lease + 1)
+        fresh = Replica(0, bounds.lasting + 1)
         if bounds.broken == "an id that outlives its process":
             fresh = Replica(world.reserved[r].amount, 0)
             pods = {i: pod._replace(late=0) for i, pod in pods.items()}

@@ -26,8 +26,8 @@ class Bounds(NamedTuple):
     """The size of the model, and the name of the rule that is deliberately wrong (``broken``).
 
     Every pod takes 1 of ``limit``. A replica may reserve up to ``reserve``; with 0, it admits a pod only by a write.
-    ``lease`` and ``deadline`` are in ticks. ``crashes`` of replicas, and ``losses`` and ``ends`` (deletions) of the
-    ledger, are maximum numbers.
+    ``lasting``: the reservation time in ticks; ``deadline`` too. ``crashes`` of replicas, and ``losses`` and ``ends``
+    (deletions) of the ledger, are maximum numbers.
     ``runs``: ticks for which the containers of a pod run after its forced deletion; 0 if no pod is deleted by force.
     ``presumed``: ticks for which an unseen decrease stays terminating if no longer grace period is recorded.
     """
@@ -36,7 +36,7 @@ class Bounds(NamedTuple):
     pods: int = 2
     replicas: int = 2
     reserve: int = 1
-    lease: int = 1
+    lasting: int = 1
     deadline: int = 1
     crashes: int = 0
     losses: int = 0
@@ -56,10 +56,10 @@ class Bounds(NamedTuple):
     def reapable(self) -> int:
         """Return the age in ticks from which a reservation may be reaped (removed by the leader)."""
         return {
-            "reaped after the lease alone": self.lease + 1,
+            "reaped after the reservation time alone": self.lasting + 1,
             "reaped after the deadline alone": self.deadline + 1,
-            "reaped without a margin": self.lease + self.deadline,
-        }.get(self.broken, self.lease + self.deadline + 1)
+            "reaped without a margin": self.lasting + self.deadline,
+        }.get(self.broken, self.lasting + self.deadline + 1)
 
     @property
     def hold(self) -> int:
@@ -118,11 +118,11 @@ NO_WRITE = Write()
 class Replica(NamedTuple):
     """The knowledge of a replica about its own reservation.
 
-    ``lease``: the age of the replica's last confirmed write.
+    ``age``: the age of the replica's last confirmed write.
     """
 
     reserved: int
-    lease: int
+    age: int
     write: Write = NO_WRITE
 
 
@@ -197,7 +197,7 @@ class World(NamedTuple):
 
 
 def first(bounds: Bounds) -> World:
-    idle = Replica(0, bounds.lease + 1)
+    idle = Replica(0, bounds.lasting + 1)
     slots = bounds.replicas + bounds.crashes + 1
     opened = not bounds.new_namespace
     return World(
@@ -225,7 +225,7 @@ def canonical(world: World, bounds: Bounds) -> World:
 def simplified(world: World, bounds: Bounds) -> World:
     """Return the world without the things that no longer matter, such as the age of a stored pod."""
     pods = tuple([_simplified(pod, bounds.deadline) for pod in world.pods])
-    replicas = tuple([_without_use(each, r, world.pods, bounds.lease) for r, each in enumerate(world.replicas)])
+    replicas = tuple([_without_use(each, r, world.pods, bounds.lasting) for r, each in enumerate(world.replicas)])
     return World(pods, replicas, *world[2:])
 
 
@@ -243,10 +243,10 @@ def _simplified(pod: Pod, deadline: int) -> Pod:
 
 
 def _without_use(replica: Replica, number: int, pods: tuple[Pod, ...], longest: int) -> Replica:
-    reserved, lease, write = replica
-    if lease <= longest and reserved <= sum(pod.at[number] in (GRANTED, FLUSHED) for pod in pods):
+    reserved, age, write = replica
+    if age <= longest and reserved <= sum(pod.at[number] in (GRANTED, FLUSHED) for pod in pods):
         return Replica(reserved, longest + 1, _without_age(write, longest))  # the replica has no reserved room left
-    return replica if write.reserve else Replica(reserved, lease, _without_age(write, longest))
+    return replica if write.reserve else Replica(reserved, age, _without_age(write, longest))
 
 
 def _without_age(write: Write, longest: int) -> Write:

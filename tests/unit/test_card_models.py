@@ -36,7 +36,7 @@ from vcuda.errors import QuotaFault
 from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import Hints, patch_for
-from vcuda.placement.placement import find_candidates, read_pin
+from vcuda.placement.placement import find_candidates, read_pod_pin
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from vcuda.requests.card_models import common_product
 from vcuda.requests.config import parse_config
@@ -217,7 +217,7 @@ def test_a_pod_is_pinned_to_the_labels_of_the_nodes_of_its_model_and_to_those_it
     labels = {"one": {MODEL: SHARED}, "two": {MODEL: "NVIDIA-A100-Y-SHARED"}}
     assert patch_for(view(pinned), "A100-shared", (), {}, Hints(), nodes=Nodes.of(labels, LABELS, named=MODELS)) == []
     if manifest["spec"].get("nodeSelector") != {MODEL: "M40"}:
-        assert read_pin(view(pinned), LABELS, MODELS).model == "A100-shared"
+        assert read_pod_pin(view(pinned), LABELS, MODELS).model == "A100-shared"
 
 
 LABELLED_BEFORE = Nodes.of({"old": {MODEL: "NVIDIA-Tesla-T4"}}, LABELS, named=MODELS)
@@ -240,7 +240,7 @@ def test_a_node_selector_with_the_name_of_a_model_stands_for_all_labels_of_its_n
     assert pinned["spec"]["nodeSelector"] == left
     assert pinned["spec"]["affinity"] == held_to_any(*values)
     assert patch_for(view(pinned), model, (), {}, Hints(), nodes=LABELLED_BEFORE) == []
-    assert read_pin(view(pinned), LABELS, MODELS).model == model
+    assert read_pod_pin(view(pinned), LABELS, MODELS).model == model
 
 
 def test_a_model_of_whose_nodes_none_has_its_name_as_label_is_present() -> None:
@@ -400,7 +400,7 @@ def test_an_edit_of_the_rows_causes_pods_and_nodes_to_be_read_again(api: ApiDoub
 
 
 def test_a_pin_is_read_as_the_models_of_its_values() -> None:
-    pin = read_pin(view(vcuda_pod(affinity=ANYWHERE)), LABELS, known().models)
+    pin = read_pod_pin(view(vcuda_pod(affinity=ANYWHERE)), LABELS, known().models)
     assert pin.models == frozenset({"A100", "A100-shared"})
 
 

@@ -7,7 +7,7 @@ from hypothesis import assume, given, strategies as st
 from tests.both_calls import Webhook, patched
 from tests.builders import LABELS, MODEL, Manifest, held_to, policy_for, vcuda_pod
 from tests.tables import cases
-from vcuda.placement.nodes import Nodes, is_named
+from vcuda.placement.nodes import Nodes, matches_model
 from vcuda.placement.placement import MAX_CHOICE
 from vcuda.placement.registers import Card
 from vcuda.quota.model import Limit, NamespaceQuota
@@ -163,7 +163,7 @@ def test_a_share_that_bypassed_mutate_and_could_get_a_mig_slice_is_rejected(mode
     no_word_at_all=("T4", "-", False),
 )
 def test_a_label_names_a_type_by_whole_words(kind: str, model: str, *, named: bool) -> None:
-    assert is_named(kind, model) is named
+    assert matches_model(kind, model) is named
 
 
 KINDS = ("NVIDIA A10", "NVIDIA A100", "NVIDIA A100X", "Tesla M40", "tesla m40 24GB", "A10")

@@ -15,9 +15,9 @@ from vcuda.allocations.cards import (
     PodCards,
     Share,
     Unplaceable,
-    annotations_for,
+    allocating,
+    read_capacity,
     read_card_request,
-    read_cards,
     read_pod_cards,
 )
 from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA
@@ -31,13 +31,13 @@ def four() -> Cards:
 
 
 def test_memory_is_divided_evenly_in_whole_blocks() -> None:
-    cards = read_cards({CORES: "400", MEMORY: "67", "cpu": "64"})
+    cards = read_capacity({CORES: "400", MEMORY: "67", "cpu": "64"})
     assert isinstance(cards, Cards)
     assert (len(cards.used_cores), cards.card_memory, cards.free_memory) == (4, 16 * 256, 67 * 256)
 
 
 def test_nvidia_counts_memory_in_mebibytes() -> None:
-    cards = read_cards(OTHERS)
+    cards = read_capacity(OTHERS)
     assert cards == Cards.unused(NVIDIA_VCUDA, 1, 16000)
     assert isinstance(cards, Cards)
     assert cards.card_memory == 16000
@@ -59,7 +59,7 @@ def test_nvidia_counts_memory_in_mebibytes() -> None:
     ),
 )
 def test_a_node_without_cards_is_a_permanent_reason(capacity: dict[str, Any], reason: str) -> None:
-    assert read_cards(capacity) == Unplaceable(reason, final=True)
+    assert read_capacity(capacity) == Unplaceable(reason, final=True)
 
 
 def test_a_share_takes_cores_and_memory_and_a_whole_card_takes_all_of_it() -> None:
@@ -157,13 +157,13 @@ GIVEN = (Share(3, 30, 1024), Share(0, 100, 0), Share(5, 100, 0))
 
 
 def test_an_allocation_is_written_as_gpu_manager_reads_it() -> None:
-    written = annotations_for(GPU_MANAGER, "n1", {0: (Share(3, 30, 1024),), 2: (Share(0, 100, 0), Share(5, 100, 0))}, 7)
+    written = allocating(GPU_MANAGER, "n1", {0: (Share(3, 30, 1024),), 2: (Share(0, 100, 0), Share(5, 100, 0))}, 7)
     assert written == {**WRITTEN, f"{T}/predicate-time": "7", f"{T}/gpu-assigned": "false"}
     assert cards_by(written) == PodCards("n1", GIVEN)
 
 
 def test_the_nvidia_scheme_writes_its_own_annotations() -> None:
-    written = annotations_for(NVIDIA_VCUDA, "n1", {0: (Share(1, 10, 500),)}, 7)
+    written = allocating(NVIDIA_VCUDA, "n1", {0: (Share(1, 10, 500),)}, 7)
     assert {key.partition("/")[0] for key in written} == {"nvidia.com"}
 
 

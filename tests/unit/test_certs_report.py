@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from certs.parsing import ObjectRefs
-from certs.report import Report, document, report_on, table
+from certs.report import Report, certificate_table, document, report_on
 from certs.state import Authorities, Certificates, Problem, Serving
 from certs.steps import RotationPolicy
 from tests.rotation_world import NAMES, POLICY, START, World, healthy
@@ -124,7 +124,7 @@ def test_a_chain_with_an_intermediate_ca_is_unknown_and_no_problem() -> None:
     found = report(world)
     assert found.problems == ()
     assert {call.trusted for call in found.calls} == {None}
-    assert "cannot tell: an intermediate CA may be between" in table(found)
+    assert "cannot tell: an intermediate CA may be between" in certificate_table(found)
     assert {call["trusted"] for call in json.loads(document(found))["calls"]} == {None}
 
 
@@ -155,11 +155,11 @@ def test_an_expired_leaf_is_reported_as_expired() -> None:
     world = healthy()
     world.serve(make_leaf(world.current, NAMES, START, timedelta(minutes=1)).certificate)
     world.time += timedelta(hours=1)
-    assert "the leaf that is served has expired" in table(report(world))
+    assert "the leaf that is served has expired" in certificate_table(report(world))
 
 
 def test_a_leaf_with_an_unreadable_subject_is_still_shown() -> None:
     world = healthy()
     leaf = make_leaf(OURS, NAMES, START).certificate.public_bytes(Encoding.DER)
     world.serve(x509.load_der_x509_certificate(leaf.replace(b"quota webhook", b"\xff\xfeota webhook")))
-    assert "(an unreadable subject)" in table(report(world))
+    assert "(an unreadable subject)" in certificate_table(report(world))

@@ -39,11 +39,11 @@ from tests.tables import cases
 from tests.unit.test_claim_review import QUOTA as QUOTA_OF_TEAM, Server
 from vcuda.allocations.stored_claims import ClaimCounter, ClaimReader
 from vcuda.claims import digest as digests
-from vcuda.claims.cel import read_facts
+from vcuda.claims.cel import read_device_facts
 from vcuda.claims.charges import ClaimPolicy
 from vcuda.claims.digest import MAX_CLAIM_ENTRIES, MAX_EXPRESSIONS_LENGTH, pack, unpack
 from vcuda.claims.objects import ClaimSpec
-from vcuda.claims.pin import MAX_PIN_LENGTH, ClaimPin, read_pin, write_pin
+from vcuda.claims.pin import MAX_PIN_LENGTH, ClaimPin, read_claim_pin, write_pin
 from vcuda.claims.request import read_claim
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
 from vcuda.requests.folding import fold
@@ -153,7 +153,7 @@ def test_the_digest_of_a_spec_has_the_meaning_of_its_text(requests: list[Manifes
     for each in found.entries:
         own = by_path[each.path]
         texts = [each["cel"]["expression"] for each in own.get("selectors") or ()]
-        pins = dict.fromkeys(pin for text in texts if (pin := read_pin(text)) and pin.driver == each.found.driver)
+        pins = dict.fromkeys(pin for text in texts if (pin := read_claim_pin(text)) and pin.driver == each.found.driver)
         stated = demands(texts)
         profiles = stated.get((each.found.driver or "", "profile"), frozenset())
         assert [*each.pins] == [*pins]
@@ -217,7 +217,7 @@ def test_a_claim_with_too_many_own_pins_is_rejected_with_the_bound() -> None:
 def test_no_pin_is_longer_than_the_parser_accepts() -> None:
     written = write_pin(ClaimPin(NVIDIA, tuple(map(fold, MANY)), tuple(f"{number}g.5gb" for number in range(200))))
     assert len(written) <= MAX_PIN_LENGTH
-    pin = read_pin(written)
+    pin = read_claim_pin(written)
     assert pin
     assert (pin.patterns[0], pin.profiles[0]) == (fold(MANY[0]), "0g.5gb")
 
@@ -265,7 +265,7 @@ def test_a_stored_claim_that_is_too_large_is_charged_by_its_allocated_devices() 
 
 def test_a_megabyte_of_cel_is_read_within_bounds_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    monkeypatch.setattr(digests, "read_facts", lambda texts: read.extend(texts) or read_facts(texts))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(digests, "read_device_facts", lambda texts: read.extend(texts) or read_device_facts(texts))  # type: ignore[func-returns-value]
     texts = (f'"secret{number:06}" != "{"x" * 1500}"' for number in itertools.count())
     asked = claim(*(entry(NVIDIA, *itertools.islice(texts, 30)) for _ in range(28)))
     assert len(json.dumps(asked)) > 1_270_000

@@ -13,9 +13,9 @@ from hypothesis import given, strategies as st
 from examples.claims import A100, HAMI, M40, NVIDIA, claim, claim_policy, entry, first_of, share, view
 from tests.builders import Manifest, nodes
 from tests.tables import cases
-from vcuda.claims.cel import Facts, read_facts
+from vcuda.claims.cel import Facts, read_device_facts
 from vcuda.claims.charges import ClaimPolicy, ClaimRequest
-from vcuda.claims.pin import ClaimPin, read_pin, write_pin
+from vcuda.claims.pin import ClaimPin, read_claim_pin, write_pin
 from vcuda.claims.request import read_claim
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from vcuda.requests.folding import fold
@@ -44,14 +44,14 @@ def pinned(*patterns: str, driver: str = NVIDIA) -> str:
 
 @given(PINS)
 def test_a_pin_is_parsed_as_it_was_written(pin: ClaimPin) -> None:
-    assert read_pin(write_pin(pin)) == pin
+    assert read_claim_pin(write_pin(pin)) == pin
 
 
 @given(PINS, st.integers(0, 400), HOSTILE.filter(bool))
 def test_a_changed_pin_is_never_parsed_as_the_original(pin: ClaimPin, at: int, put: str) -> None:
     written = write_pin(pin)
     changed = written[: at % len(written)] + put + written[at % len(written) :]
-    assert read_pin(changed) != pin
+    assert read_claim_pin(changed) != pin
 
 
 def test_a_product_with_quotes_and_backslashes_stays_one_literal() -> None:
@@ -61,7 +61,7 @@ def test_a_product_with_quotes_and_backslashes_stays_one_literal() -> None:
     assert literal.sub("_", write_pin(pin)) == (
         f"_ in {attributes} && {attributes}.productName.matches(_) && {attributes}.?profile.orValue(_) in [_]"
     )
-    assert read_pin(write_pin(pin)) == pin
+    assert read_claim_pin(write_pin(pin)) == pin
 
 
 def test_a_pin_has_the_model_its_patterns_and_the_known_products() -> None:
@@ -181,10 +181,10 @@ TYPE = f"device.attributes['{NVIDIA}'].type"
     ],
 )
 def test_only_conditions_that_certainly_hold_are_read_from_cel(expression: str, facts: Facts) -> None:
-    assert read_facts([expression]) == facts
+    assert read_device_facts([expression]) == facts
 
 
 @given(st.text(st.sampled_from("""device.rv&|?!()[]"'=\\/ \n""" + NVIDIA), max_size=60))
 def test_any_expression_can_be_read(expression: str) -> None:
-    assert read_pin(expression) is None
-    read_facts([expression])
+    assert read_claim_pin(expression) is None
+    read_device_facts([expression])

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from controller.cli import main as controller
-from vcuda.cli import FiniteRange, parse_address
+from vcuda.cli import FiniteRange, split_address
 from vcuda.errors import BadInput
 from webhook.cli import main as webhook
 
@@ -25,7 +25,7 @@ from webhook.cli import main as webhook
     ],
 )
 def test_an_address_is_a_host_and_a_port(text: str, expected: tuple[str, int]) -> None:
-    assert parse_address(text) == expected
+    assert split_address(text) == expected
 
 
 PORTS = ["", "http", "99999", "65536", "²", "٣", "-1", " 1"]
@@ -37,7 +37,7 @@ HOSTS = ["[::1", "[]", "[here]", "[::g]", "a:b", "[[::1]]", "a..b", "a" * 64]
 )
 def test_an_invalid_address_is_bad_input(text: str) -> None:
     with pytest.raises(BadInput, match="must be HOST:PORT"):
-        parse_address(text)
+        split_address(text)
 
 
 NODE = ["node", "--scheme", "gpu-manager", "--node", "gpu-7"]

@@ -15,7 +15,7 @@ from vcuda.placement.patches import Hints
 from vcuda.quota.model import Charge, Limit
 from vcuda.requests.resources import BUILT_IN
 from webhook.check.check import read_workloads
-from webhook.check.files import OfflineCluster, read_cluster, read_quota, read_stored
+from webhook.check.files import OfflineCluster, read_cluster, read_quota, read_stored_objects
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_malformed_quota_file_is_rejected(text: str, path: Path) -> None:
 def test_nodes_without_a_label_are_read_too(path: Path) -> None:
     labelled = {"kind": "Node", "metadata": {"name": "a", "labels": {MODEL: "M40"}}}
     path.write_text(yaml.safe_dump({"kind": "List", "items": [labelled, {"kind": "Node", "metadata": {"name": "b"}}]}))
-    found = read_stored(path, LABELS, BUILT_IN).nodes
+    found = read_stored_objects(path, LABELS, BUILT_IN).nodes
     assert (found.labels, found.models) == ({"a": {MODEL: "M40"}, "b": {}}, {"M40"})
 
 
@@ -124,7 +124,7 @@ SLICE = {"apiVersion": API_VERSION, "kind": "ResourceSlice", "metadata": {"name"
 def test_a_malformed_object_is_reported_with_its_position(manifest: Manifest, message: str, path: Path) -> None:
     path.write_text(yaml.safe_dump_all([{"kind": "Node", "metadata": {"name": "a"}}, manifest]))
     with pytest.raises(BadInput) as caught:
-        read_stored(path, LABELS, BUILT_IN)
+        read_stored_objects(path, LABELS, BUILT_IN)
     assert str(caught.value).startswith(f"{path}, document 2: {message}")
 
 

@@ -16,9 +16,9 @@ from tests.builders import Manifest, view
 from vcuda.allocations.cards import (
     CardRequest,
     Unplaceable,
-    annotations_for,
+    allocating,
+    read_capacity,
     read_card_request,
-    read_cards,
     read_pod_cards,
 )
 from vcuda.k8s_types import Pod
@@ -40,7 +40,7 @@ class Step(NamedTuple):
 
     def known(self) -> NodeCards:
         """Return the cards of each node, reduced by what the stored pods use of them."""
-        known = {node["metadata"]["name"]: read_cards(node["status"]["capacity"]) for node in self.nodes}
+        known = {node["metadata"]["name"]: read_capacity(node["status"]["capacity"]) for node in self.nodes}
         for holding in filter(None, map(read_pod_cards, self.stored)):
             cards = known[holding.node]
             assert not isinstance(cards, Unplaceable)
@@ -88,7 +88,7 @@ def answer(step: Step, strategy: Strategy) -> tuple[tuple[str, ...], Mapping[str
     choice = strategy(request, known, known)
     if not isinstance(choice, Placement):
         return (), {}, 0
-    written = annotations_for(request.scheme, choice.node, choice.assignment.shares, 0)
+    written = allocating(request.scheme, choice.node, choice.assignment.shares, 0)
     timeless = {key: value for key, value in written.items() if not key.endswith("/predicate-time")}
     return (choice.node,), timeless, choice.assignment.breaks
 

@@ -16,7 +16,7 @@ from vcuda.quota.times import (
     read_days,
     read_hours,
     read_local_time,
-    shown,
+    shown_time,
     zone_names,
     zone_of,
 )
@@ -163,8 +163,8 @@ def test_a_time_without_an_offset_is_in_the_zone(text: str, utc: str) -> None:
 
 
 def test_people_read_the_time_in_the_zone_of_the_grant() -> None:
-    assert shown(at("2026-12-01"), BERLIN) == "2026-12-01 00:00 Europe/Berlin"
-    assert shown(at("2026-12-01T08:00:05"), BERLIN) == "2026-12-01 08:00:05 Europe/Berlin"
+    assert shown_time(at("2026-12-01"), BERLIN) == "2026-12-01 00:00 Europe/Berlin"
+    assert shown_time(at("2026-12-01T08:00:05"), BERLIN) == "2026-12-01 08:00:05 Europe/Berlin"
 
 
 def test_only_zones_of_the_iana_database_are_known() -> None:

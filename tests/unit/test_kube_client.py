@@ -21,7 +21,7 @@ from vcuda.kube import (
     Stored,
     post_event,
 )
-from vcuda.kube.client import read_body, split_lines, warnings_in
+from vcuda.kube.client import read_response, split_lines, warnings_in
 from vcuda.ledger.ledger import Ledger
 from vcuda.placement.nodes import Nodes
 
@@ -101,7 +101,7 @@ def test_each_read_of_a_body_has_only_the_rest_of_the_timeout() -> None:
     """A server that sends its answer byte by byte therefore does not extend the timeout."""
     response = Mock()
     response.read1.side_effect = [b"a", b"b", b"c", b""]
-    assert read_body(response, time.monotonic() + 60, 100) == b"abc"
+    assert read_response(response, time.monotonic() + 60, 100) == b"abc"
     timeouts = [call.args[0] for call in response.connection.sock.settimeout.call_args_list]
     assert len(timeouts) == 4
     assert timeouts == sorted(timeouts, reverse=True)
@@ -112,7 +112,7 @@ def test_past_the_deadline_nothing_is_read_and_the_connection_is_not_used_again(
     response = Mock()
     response.read1.return_value = b""
     with pytest.raises(TimeoutError):
-        read_body(response, time.monotonic() - 1, 100)
+        read_response(response, time.monotonic() - 1, 100)
     response.close.assert_called_once_with()
     response.read1.assert_not_called()
 
@@ -121,7 +121,7 @@ def test_a_body_is_read_although_its_connection_was_released() -> None:
     """If the server announces that it will close the connection, Python detaches the response from it early."""
     response = Mock(connection=None)
     response.read1.side_effect = [b"a", b""]
-    assert read_body(response, time.monotonic() + 60, 100) == b"a"
+    assert read_response(response, time.monotonic() + 60, 100) == b"a"
 
 
 @cases(

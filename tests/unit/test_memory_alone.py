@@ -19,7 +19,7 @@ from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage, fits
 from vcuda.quota.shortage import Shortage
 from vcuda.requests.config import parse_config
 from vcuda.requests.pod_request import read_request
-from webhook.ledger.reservations import Demand, plan
+from webhook.ledger.reservations import Demand, plan_reservation
 
 GIB = 1024
 CARD = Charge(100, 0, 100)
@@ -156,7 +156,7 @@ def test_a_reservation_fits_the_memory_that_is_left(memory: int, used: int, perc
     for each in range(number):
         demand.add(str(each), "A100", charge)
     ledger = Ledger({"A100": Charge(100, used)})
-    reserved = plan(ledger, NamespaceQuota({"A100": A100}), demand).charges
+    reserved = plan_reservation(ledger, NamespaceQuota({"A100": A100}), demand).charges
     assert all(fits(A100, ledger.usage("A100").used, each) for each in reserved.values())
     if number >= 10 and used < 100_000 and charge.memory_under(A100) < 100:
         assert reserved

@@ -25,7 +25,7 @@ from controller.garbage.node.agent import (
 from controller.garbage.node.fs import OutOfTime
 from controller.garbage.node.names import Keep, KeepReason
 from tests.tables import cases
-from vcuda.cli import printable
+from vcuda.cli import escaped
 
 UNKNOWN = Keep(KeepReason.PODS_UNKNOWN, "no list")
 RESULTS = ("complete", "blocked", "unfinished", "failed")
@@ -231,4 +231,4 @@ def test_a_sweep_that_could_delete_nothing_is_soon_repeated(
     [("a-name_0", "a-name_0"), ("\x1b[2J", r"\x1b[2J"), ("a\nb", r"a\nb"), ("\udcff", r"\udcff"), ("日本", "日本")],
 )
 def test_names_are_shown_as_plain_text(text: str, expected: str) -> None:
-    assert printable(text) == expected
+    assert escaped(text) == expected

@@ -19,7 +19,7 @@ from tests.strategies import MODELS, NODE_NAMES, POOLS
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.nodes import CardTypes, Nodes
-from vcuda.placement.patches import Hints, annotations_for, patch_for, unpinned_patch
+from vcuda.placement.patches import Hints, patch_for, type_annotations, unpinned_patch
 from vcuda.quota.model import Mode, NamespaceQuota, Quota
 from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.requests.pod_request import read_request
@@ -41,7 +41,7 @@ def test_the_patch_is_the_expected_one(case: str) -> None:
     """Each pod is pinned to M40 in pools public and lab. In cases scheduler-…, a webhook flag sets the scheduler."""
     pod = view(yaml.safe_load((CASES / f"{case}.pod.yaml").read_text()))
     hints = Hints(scheduler=SCHEDULER if case.startswith("scheduler-") else None)
-    types = annotations_for(pod, read_request(pod).schemes, "M40", CardTypes(), has_share=False)
+    types = type_annotations(pod, read_request(pod).schemes, "M40", CardTypes(), has_share=False)
     patch = patch_for(pod, "M40", ("public", "lab"), types, hints)
     assert patch == json.loads((CASES / f"{case}.patch.json").read_text())
 

@@ -15,7 +15,7 @@ from tests.tables import cases
 from vcuda.k8s_types import Pod
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.nodes import Nodes
-from vcuda.placement.placement import Candidates, Pin, find_candidates, read_pin
+from vcuda.placement.placement import Candidates, Pin, find_candidates, read_pod_pin
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from vcuda.requests.pod_request import PodRequest, read_request
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, VGPU_MANAGER, Scheme
@@ -180,7 +180,7 @@ def test_the_labels_for_model_and_pool_can_be_set() -> None:
     assert cluster.model_of("a") == "M40"
     pod = vcuda_pod(nodeSelector={"example.com/card": "M40", MODEL: "V100"})
     assert find_candidates(view(pod), PodRequest(Charge(), (GPU_MANAGER,)), QUOTA, cluster).models == ("M40",)
-    assert read_pin(view(pod), keys).model == "M40"
+    assert read_pod_pin(view(pod), keys).model == "M40"
 
 
 @given(strategies.pods(), strategies.quotas(), strategies.clusters())
@@ -305,7 +305,7 @@ def steps(pod: bytes, cluster: Nodes) -> int:
     sys.setprofile(lambda *_: next(counted) and None)
     try:
         find_candidates(read, PodRequest(Charge(), ()), quota, cluster)
-        read_pin(read, LABELS)
+        read_pod_pin(read, LABELS)
     finally:
         sys.setprofile(None)
     return next(counted)

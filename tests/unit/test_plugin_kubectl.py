@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.plugin.kubectl import Kubectl, PlainRejection, failure, segment, split_warnings
+from controller.plugin.kubectl import Kubectl, PlainRejection, failure, in_path, split_warnings
 from tests.gpuquota import run
 from tests.tables import cases
 from vcuda import errors
@@ -48,8 +48,8 @@ def test_warnings_are_not_a_part_of_an_error() -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a%2Fb", "a?b", "a b"])
 def test_a_name_that_would_lead_to_another_object_is_rejected(name: str) -> None:
     with pytest.raises(errors.BadInput, match="cannot be the name of an object"):
-        segment(name)
-    assert segment("train-0.a") == "train-0.a"
+        in_path(name)
+    assert in_path("train-0.a") == "train-0.a"
 
 
 def test_without_kubectl_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

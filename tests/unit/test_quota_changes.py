@@ -8,7 +8,7 @@ from tests.tables import cases
 from vcuda.errors import QuotaFault
 from vcuda.placement.nodes import COUNT_LABEL, Nodes
 from vcuda.placement.registers import Card
-from vcuda.quota.changes import beyond, changes, summary, weakened
+from vcuda.quota.changes import beyond, changes, outline, weakened
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Quota
 from vcuda.requests.config import parse_config
@@ -52,13 +52,13 @@ def test_a_removed_entry_of_an_excepted_namespace_leaves_no_limit() -> None:
 
 
 def test_a_summary_names_the_first_changes_and_the_number_of_the_others() -> None:
-    assert summary(OLD, OLD, 1024) == ""
+    assert outline(OLD, OLD, 1024) == ""
     few = parse_quota(
         "team-a: {quota: {A100: 9, T4: {cards: 4, memory: 64Gi}}}\nteam-b: {mode: warn, quota: {A100: 2}}"
     )
-    assert summary(OLD, few, 1024) == "team-a.quota.A100: 8 cards -> 9 cards"
+    assert outline(OLD, few, 1024) == "team-a.quota.A100: 8 cards -> 9 cards"
     many = parse_quota("".join(f"team-{number}: {{quota: {{A100: 1}}}}\n" for number in range(1000)))
-    told = summary(Quota(), many, 1024)
+    told = outline(Quota(), many, 1024)
     assert told.startswith("team-0: nothing -> A100: 1 card; team-1: nothing -> ")
     named = told.count("nothing ->")
     assert told.endswith(f"; {1000 - named} more changes are not listed")
@@ -68,7 +68,7 @@ def test_a_summary_names_the_first_changes_and_the_number_of_the_others() -> Non
 def test_a_summary_is_never_longer_than_an_event_may_be(models: int, entries: int) -> None:
     limits = ", ".join(f"model-{number}: 1" for number in range(models))
     new = parse_quota("".join(f"team-{number}: {{quota: {{{limits}}}}}\n" for number in range(entries)))
-    assert 0 < len(summary(Quota(), new, 1024)) <= 1024
+    assert 0 < len(outline(Quota(), new, 1024)) <= 1024
 
 
 def test_a_changed_grant_is_named_with_its_times() -> None:

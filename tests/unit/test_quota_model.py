@@ -11,7 +11,7 @@ from vcuda.ledger.ledger import Ledger, Pending, Reservation, Terminating, charg
 from vcuda.placement.choice import free_of
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage, cards, fits, total
 from vcuda.quota.shortage import Shortage
-from webhook.ledger.reservations import Demand, plan
+from webhook.ledger.reservations import Demand, plan_reservation
 
 CHARGES = st.builds(Charge, st.integers(0, 2000), st.integers(0, 100_000), st.integers(0, 2000))
 LIMITS = st.builds(Limit, st.integers(0, 2000), st.none() | st.integers(1, 200_000))
@@ -174,7 +174,7 @@ def test_no_amount_of_a_charge_is_dropped_from_a_reservation(field: str) -> None
     demand = Demand(lambda: 0.0)
     for uid in "abcdefgh":
         demand.add(uid, "M40", asked)
-    reserved = plan(Ledger(), NamespaceQuota({"M40": Limit(1_000_000)}), demand).charges["M40"]
+    reserved = plan_reservation(Ledger(), NamespaceQuota({"M40": Limit(1_000_000)}), demand).charges["M40"]
     assert getattr(reserved, field) == 2 * min(msgspec.structs.astuple(reserved)) > 0
 
 

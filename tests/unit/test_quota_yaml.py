@@ -13,7 +13,7 @@ from tests.builders import quota_faults
 from tests.tables import cases
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Limit, Mode, NamespaceQuota, Quota
-from vcuda.quota.yaml import read_text
+from vcuda.quota.yaml import read_content
 
 NO_TOKEN = (
     "found character that cannot start any token while scanning for the next token. "
@@ -97,7 +97,7 @@ PLAIN = ASCII | st.none() | st.booleans() | st.integers()
 @given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(ASCII, inner)))
 def test_json_read_as_yaml_is_the_same(value: Any) -> None:
     text = json.dumps({"value": value})
-    assert read_text(f"---\n{text}") == read_text(text)
+    assert read_content(f"---\n{text}") == read_content(text)
 
 
 LABEL_VALUES = st.from_regex(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?", fullmatch=True)

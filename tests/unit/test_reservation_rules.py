@@ -20,7 +20,7 @@ from vcuda.ledger.recount import ObservedPods, recount
 from vcuda.quota.model import Charge, NamespaceQuota
 from vcuda.quota.terms import STORABLE_SECONDS
 from webhook.ledger import namespace_ledger, reservations as own_reservations
-from webhook.ledger.reservations import Demand, Plan, ReplicaReservation, plan
+from webhook.ledger.reservations import Demand, Plan, ReplicaReservation, plan_reservation
 
 
 @pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda scenario: scenario.__name__)
@@ -85,7 +85,7 @@ def started_as_the_same(reservation: ReplicaReservation, *clock: Any) -> None:
 
 
 def planned_without_others(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
-    return plan(msgspec.structs.replace(ledger, reserved={}), quota, demand)
+    return plan_reservation(msgspec.structs.replace(ledger, reserved={}), quota, demand)
 
 
 write = LedgerStore.write

@@ -20,7 +20,7 @@ from webhook.ledger.reservations import (
     WRITE_SECONDS,
     Demand,
     ReplicaReservation,
-    plan,
+    plan_reservation,
 )
 
 CARD = Charge(100, 0, 100)
@@ -169,26 +169,26 @@ def test_a_reservation_is_the_demand_of_five_seconds_within_a_part_of_the_room(
     ledger = Ledger({"M40": cards(used)}, reserved=others)
     quota = NamespaceQuota({"M40": Limit(100 * limit)})
     wanted = {"M40": cards(reserved)} if reserved else {}
-    assert plan(ledger, quota, demand(M40=[CARD] * grants)).charges == wanted
+    assert plan_reservation(ledger, quota, demand(M40=[CARD] * grants)).charges == wanted
 
 
 def test_quota_that_other_replicas_reserve_is_not_free() -> None:
     others = {"other": Reservation({"M40": cards(85)}, 1)}
     quota = NamespaceQuota({"M40": Limit(10_000)})
-    assert plan(Ledger(reserved=others), quota, demand(M40=[CARD] * 12)).charges == {}
+    assert plan_reservation(Ledger(reserved=others), quota, demand(M40=[CARD] * 12)).charges == {}
 
 
 @pytest.mark.parametrize(("seconds", "reserved"), [(2.0, 30), (1.5, 40), (0.1, 600), (0.0, 600)])
 def test_demand_that_has_just_begun_is_a_rate_too(seconds: float, reserved: int) -> None:
     """If a short demand were not extrapolated, a replica would reserve far too little at the start of a burst."""
     quota = NamespaceQuota({"M40": Limit(1_000_000)})
-    assert plan(Ledger(), quota, demand(seconds, M40=[CARD] * 12)).charges == {"M40": cards(reserved)}
+    assert plan_reservation(Ledger(), quota, demand(seconds, M40=[CARD] * 12)).charges == {"M40": cards(reserved)}
 
 
 def test_a_model_with_little_demand_is_reserved_together_with_others() -> None:
     """The pods of a namespace are spread over its models, so a replica gets only a few pods of one model."""
     quota = NamespaceQuota({"M40": Limit(100_000), "P100": Limit(100_000)})
-    reserved = plan(Ledger(), quota, demand(M40=[CARD] * 12, P100=[CARD])).charges
+    reserved = plan_reservation(Ledger(), quota, demand(M40=[CARD] * 12, P100=[CARD])).charges
     assert reserved == {"M40": cards(30), "P100": cards(MIN_GRANTS)}
 
 
@@ -197,8 +197,10 @@ def test_a_replica_reserves_with_its_first_charge_if_others_have_charges_pending
     own, limits = Demand(lambda: 0.0), NamespaceQuota({"M40": Limit(100_000)})
     own.add("own", "M40", CARD)
     others = {str(number): Pending("M40", CARD) for number in range(MIN_GRANTS - 1)}
-    assert plan(Ledger(pending={**others, "own": Pending("M40", CARD)}), limits, own).charges == {"M40": cards(50)}
-    assert plan(Ledger(pending=others), limits, own).charges == {}
+    assert plan_reservation(Ledger(pending={**others, "own": Pending("M40", CARD)}), limits, own).charges == {
+        "M40": cards(50)
+    }
+    assert plan_reservation(Ledger(pending=others), limits, own).charges == {}
 
 
 def test_a_charge_that_is_decided_again_is_demand_once() -> None:
@@ -216,7 +218,7 @@ def test_a_charge_that_is_decided_again_is_demand_once() -> None:
 def test_memory_is_room_too_and_a_model_without_a_quota_has_none() -> None:
     quota = NamespaceQuota({"M40": Limit(10_000, 40 * 1024)})
     recent = demand(M40=[SHARE] * 40, P100=[SHARE] * 40)
-    assert plan(Ledger(), quota, recent).charges == {"M40": Charge(40, 4 * 1024)}
+    assert plan_reservation(Ledger(), quota, recent).charges == {"M40": Charge(40, 4 * 1024)}
 
 
 def test_demand_is_the_charges_of_the_last_four_seconds() -> None:
@@ -266,7 +268,7 @@ def test_the_sooner_the_room_is_used_up_the_sooner_is_the_write(room: int, repli
     others = {str(number): Reservation({}, 1) for number in range(replicas - 1)}
     ledger = Ledger({"M40": cards(100)}, reserved=others)
     quota = NamespaceQuota({"M40": Limit(100 * (100 + room))})
-    assert plan(ledger, quota, demand(M40=[CARD] * 12)).next_seconds == seconds
+    assert plan_reservation(ledger, quota, demand(M40=[CARD] * 12)).next_seconds == seconds
 
 
 def test_a_write_is_due_after_the_seconds_that_it_was_sent_with() -> None:

@@ -11,7 +11,7 @@ from tests.guarded import GUARDED_ANNOTATIONS
 from vcuda.requests.bypasses import COMPUTE_POLICY, KAI
 from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.runtime_devices import DEVICE_ANNOTATIONS
-from vcuda.requests.schemes import SCHEMES, Scheme, is_named
+from vcuda.requests.schemes import SCHEMES, Scheme, is_listed_key
 
 POLICIES = Path(__file__).parents[2] / "manifests" / "base" / "policies.yaml"
 
@@ -47,8 +47,8 @@ def test_a_users_annotation_is_never_an_allocation_record(scheme: Scheme) -> Non
     written = {*scheme.resources, *filter(None, (scheme.core_limit, scheme.wanted_models, scheme.unwanted_models))}
     for other in SCHEMES:
         for key in written:
-            assert not is_named(key, other.allocation_annotations)
-            assert not is_named(key, other.allocation_labels)
+            assert not is_listed_key(key, other.allocation_annotations)
+            assert not is_listed_key(key, other.allocation_labels)
 
 
 @EACH
@@ -67,8 +67,8 @@ KEYS = {"a/exact", "a/idx-", "a/idx-0", "a/idx-12"}
 
 @pytest.mark.parametrize("key", [*sorted(KEYS), "a/exact-", "a/exac", "a/exact0", "A/EXACT", "a/idx", "b/a/idx-0", ""])
 def test_a_key_of_a_scheme_is_complete_or_a_prefix(key: str) -> None:
-    assert is_named(key, ("a/exact", "a/idx-")) is (key in KEYS)
-    assert not is_named(key, ())
+    assert is_listed_key(key, ("a/exact", "a/idx-")) is (key in KEYS)
+    assert not is_listed_key(key, ())
 
 
 def test_the_policy_guards_exactly_the_annotations_and_labels_of_the_schemes() -> None:

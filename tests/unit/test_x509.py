@@ -20,8 +20,8 @@ from vcuda.x509 import (
     Signed,
     make_authority,
     make_leaf,
-    parse_address,
     parse_dns_name,
+    parse_ip,
     parse_label,
     service_names,
 )
@@ -244,8 +244,8 @@ NO_DNS_NAMES = ("", "a.", "a..b", "a_b", "-a", "*", "a.*.b", "a\n", "a" * 64, "h
         (parse_dns_name, "bücher.example", "xn--"),
         (parse_dns_name, ".".join(["a" * 50] * 5), "at most 253"),  # 254 characters
         *((parse_dns_name, text, "must be given with --ip") for text in ("10.0.0.1", "::1")),
-        *((parse_address, text, "must be an IP address") for text in ("localhost", "10.0.0.0/8")),
-        (parse_address, "fe80::1%eth0", "such as %eth0"),
+        *((parse_ip, text, "must be an IP address") for text in ("localhost", "10.0.0.0/8")),
+        (parse_ip, "fe80::1%eth0", "such as %eth0"),
     ],
 )
 def test_invalid_names_and_addresses_are_rejected(parse: Callable[[str], object], text: str, sentence: str) -> None:
@@ -255,7 +255,7 @@ def test_invalid_names_and_addresses_are_rejected(parse: Callable[[str], object]
 
 @given(address=addresses)
 def test_every_address_is_accepted_as_it_prints(address: Address) -> None:
-    assert parse_address(str(address)) == address
+    assert parse_ip(str(address)) == address
 
 
 @given(text=st.text(string.ascii_letters + string.digits + "-._ ", max_size=70))

@@ -26,7 +26,7 @@ from examples.allocations import allocated_pod
 from examples.claims import claim, template
 from tools.reference.examples import LABELS, ExampleServer, Manifest, container, pod as pod_of
 from tools.reference.told import Chapter, Told
-from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Unplaceable, read_card_request, read_cards
+from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Unplaceable, read_capacity, read_card_request
 from vcuda.allocations.given_cards import OtherCard
 from vcuda.allocations.stale import Removal, find_stale, find_stale_lock, read_locks
 from vcuda.allocations.stored_pods import read_stored
@@ -133,9 +133,9 @@ def _unplaced() -> Iterator[Told]:
     others = bin_pack(half, ["one"], {"one": Cards.unused(NVIDIA_VCUDA, 1, 64)})
     yield Told(_why(others), "You need not do anything, because the node has cards of another scheme.")
     core, memory, other = GPU_MANAGER.cores, GPU_MANAGER.memory, NVIDIA_VCUDA.cores
-    yield Told(_why(read_cards({})), "You need not do anything, because the node has no cards.")
+    yield Told(_why(read_capacity({})), "You need not do anything, because the node has no cards.")
     for capacity in ({core: "100", other: "100"}, {core: "50", memory: "1"}, {core: "100"}):
-        yield Told(_why(read_cards(capacity)), node)
+        yield Told(_why(read_capacity(capacity)), node)
     for spec in (
         {"initContainers": [_asking({core: 100})]},
         {"containers": [_asking({core: 100}), _asking({other: 100})]},

@@ -105,7 +105,7 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
         return Cards(self.scheme, self.card_memory, *used, *free, whole, most_cores)
 
 
-def read_cards(capacity: Mapping[str, Quantity]) -> Cards | Unplaceable:
+def read_capacity(capacity: Mapping[str, Quantity]) -> Cards | Unplaceable:
     """Return the cards in a node's capacity, all unused, or the reason why the node has no usable cards."""
     offered = [scheme for scheme in INDEXED if scheme.cores in capacity and whole_or_none(capacity[scheme.cores]) != 0]
     if not offered:
@@ -218,7 +218,7 @@ def read_pod_cards(pod: Pod) -> PodCards | None:
     return None
 
 
-def annotations_for(scheme: Scheme, node: str, shares: Mapping[int, tuple[Share, ...]], time: int) -> dict[str, str]:
+def allocating(scheme: Scheme, node: str, shares: Mapping[int, tuple[Share, ...]], time: int) -> dict[str, str]:
     """Return the annotations that allocate ``shares`` (by container number) to a pod. ``time``: Unix nanoseconds."""
     # gpu-manager serves the pods of its node in the order of the time in the annotations ``predicate_times``.
     written = {**dict.fromkeys(scheme.predicate_times, str(time)), str(scheme.predicate_node): node}

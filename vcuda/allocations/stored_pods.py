@@ -13,7 +13,7 @@ from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge
 from vcuda.requests.pod_request import ModelCharges, PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.resources import BUILT_IN, MAX_PRODUCT, GpuResources
-from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, SCHEMES, Scheme, is_named
+from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, SCHEMES, Scheme, is_listed_key
 
 MAX_REQUESTS_REMEMBERED, MAX_REMEMBERED_LENGTH = 512, 4096
 """The most pod specs in a `RequestCache`, and the most bytes of a spec that is cached."""
@@ -118,7 +118,7 @@ def _kept_of(name: str, value: str, *, runs: bool) -> tuple[str, bool]:
 def _name_of(key: str, *, label: bool = False) -> str:
     """Return the name or prefix in `SCHEMES` that matches the key of an annotation or label; empty if none matches."""
     names, pattern = (_LABELS, ALLOCATION_LABELS) if label else (_ANNOTATIONS, ALLOCATION_ANNOTATIONS)
-    return next(name for name in names if is_named(key, (name,))) if pattern.fullmatch(key) else ""
+    return next(name for name in names if is_listed_key(key, (name,))) if pattern.fullmatch(key) else ""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -133,7 +133,7 @@ def _schemes_of(annotations: tuple[str, ...], labels: tuple[str, ...], asked: tu
 def _owner(key: str, schemes: tuple[Scheme, ...], *, label: bool = False) -> str | None:
     """Return the name of the first scheme with an annotation or label of this name; None if no scheme has it."""
     names = ((each.name, each.allocation_labels if label else each.allocation_annotations) for each in schemes)
-    return next((scheme for scheme, own in names if is_named(key, own)), None)
+    return next((scheme for scheme, own in names if is_listed_key(key, own)), None)
 
 
 class StoredPod(msgspec.Struct, frozen=True):
@@ -230,7 +230,7 @@ class RequestCache:
         if found is None:
             # Faults are not cached, because they also depend on annotations, which the cache key does not contain.
             request = msgspec.structs.replace(read_request(pod, self.known), faults=())
-            found = request, placement.read_pin(pod, self.labels, self.known.models).model
+            found = request, placement.read_pod_pin(pod, self.labels, self.known.models).model
             if len(self._asked) >= MAX_REQUESTS_REMEMBERED:
                 self._asked.clear()
             if len(text) <= MAX_REMEMBERED_LENGTH:

@@ -41,7 +41,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
         return next(iter(found)) if len(found) == 1 else None
 
 
-def read_facts(expressions: Iterable[str]) -> Facts:
+def read_device_facts(expressions: Iterable[str]) -> Facts:
     """Return the properties that a device must have if all CEL ``expressions`` are true for the device."""
     driver: str | None = None
     attributes: dict[tuple[str, str], frozenset[str]] = {}

@@ -6,7 +6,7 @@ from decimal import ROUND_CEILING, Decimal
 
 import msgspec
 
-from vcuda.claims.cel import read_facts
+from vcuda.claims.cel import read_device_facts
 from vcuda.claims.names import PRODUCT, PROFILE, TYPE
 from vcuda.claims.objects import AllocatedDevice, Device, DeviceCapacity, DeviceClass, ResourceSlice
 from vcuda.k8s_types import Quantity, parse_quantity
@@ -126,7 +126,7 @@ class ClassFacts(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_class(found: DeviceClass) -> ClassFacts:
-    facts = read_facts(each.cel.expression for each in found.spec.selectors or () if each.cel)
+    facts = read_device_facts(each.cel.expression for each in found.spec.selectors or () if each.cel)
     own = facts.driver
     return ClassFacts(own, facts.only(own, TYPE), facts.only(own, PROFILE), found.spec.extended_resource_name or "")
 

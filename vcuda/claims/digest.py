@@ -10,10 +10,10 @@ from typing import NamedTuple, NewType
 
 import msgspec
 
-from vcuda.claims.cel import Attributes, read_facts
+from vcuda.claims.cel import Attributes, read_device_facts
 from vcuda.claims.names import PRODUCT, PROFILE
 from vcuda.claims.objects import ClaimSpec, DeviceClaim, DeviceEntry
-from vcuda.claims.pin import MAX_SELECTORS, ClaimPin, looks_like_pin, read_pin, write_pin
+from vcuda.claims.pin import MAX_SELECTORS, ClaimPin, looks_like_pin, read_claim_pin, write_pin
 from vcuda.errors import Fault
 from vcuda.k8s_types import Decoder, Quantity
 
@@ -256,7 +256,7 @@ class _Expressions:
     def _position(self, expression: str) -> int | None:
         if expression not in self._positions:
             self.pin_bytes += len(expression)
-            pin = read_pin(expression) if self.pin_bytes <= MAX_PIN_BYTES else None
+            pin = read_claim_pin(expression) if self.pin_bytes <= MAX_PIN_BYTES else None
             self._positions[expression] = None if pin is None else self.pins.setdefault(pin, len(self.pins))
         return self._positions[expression]
 
@@ -265,5 +265,5 @@ class _Expressions:
             if len(expression) > min(MAX_EXPRESSION_LENGTH, self._left):
                 return {}
             self._left -= len(expression)
-            self._attributes[expression] = read_facts([expression]).attributes
+            self._attributes[expression] = read_device_facts([expression]).attributes
         return self._attributes[expression]

@@ -79,7 +79,7 @@ def looks_like_pin(expression: str) -> bool:
     return len(expression) <= MAX_PIN_LENGTH and expression.startswith(_BEGINNING)
 
 
-def read_pin(expression: str) -> ClaimPin | None:
+def read_claim_pin(expression: str) -> ClaimPin | None:
     """Return the pin in a CEL expression; None if the expression is not exactly as `write_pin` writes it."""
     found = _FORM.fullmatch(expression) if looks_like_pin(expression) else None
     if found is None:

@@ -12,7 +12,7 @@ import msgspec
 from vcuda.discovery import sources
 from vcuda.discovery.names import MAX_NAMES, model_of, normalise
 from vcuda.discovery.sources import DriverCards, NodeFacts, SourceCards
-from vcuda.placement.nodes import is_named
+from vcuda.placement.nodes import matches_model
 from vcuda.placement.registers import Registers
 from vcuda.quota.model import CORES_PER_CARD, Charge, total
 from vcuda.quota.values import listed
@@ -213,7 +213,7 @@ def _agrees(weaker: SourceCards, models: Mapping[str, int], named: CardModels) -
 
 def _is_called(label: str, source_cards: SourceCards, named: CardModels) -> bool:
     model = named.model_of(label)
-    return any(model_of(product, named) == model or is_named(product, label) for product in source_cards.cards)
+    return any(model_of(product, named) == model or matches_model(product, label) for product in source_cards.cards)
 
 
 def _mig_slices(facts: NodeFacts, known: GpuResources, published: DriverCards, model: str) -> Iterator[Charge]:

@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Collection
 
-from vcuda.placement.nodes import is_named
+from vcuda.placement.nodes import matches_model
 from vcuda.quota.values import listed
 from vcuda.requests.folding import VENDOR
 from vcuda.requests.resources import CardModels
@@ -54,5 +54,5 @@ def model_warnings(models: Collection[str], known: Collection[str]) -> tuple[str
 @functools.lru_cache(maxsize=256)
 def nearest(model: str, known: tuple[str, ...]) -> str:
     """Return the question whether the most similar of the ``known`` models is meant, or else these models."""
-    alike = difflib.get_close_matches(model, known, n=1) or [each for each in known if is_named(each, model)]
+    alike = difflib.get_close_matches(model, known, n=1) or [each for each in known if matches_model(each, model)]
     return f"did you mean {alike[0]}?" if alike else f"nodes have {listed(known, MAX_NAMES)}"

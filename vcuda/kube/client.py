@@ -190,7 +190,7 @@ class Kube:
             response = self.sender.send(request, urllib3.Timeout(connect=connect_timeout, read=read_timeout))
             if response.status == HTTPStatus.OK:
                 return Stream(response, str(request))
-            body = read_body(response, time.monotonic() + connect_timeout, MAX_OBJECT_BYTES)
+            body = read_response(response, time.monotonic() + connect_timeout, MAX_OBJECT_BYTES)
         raise self._rejection(str(request), response.status, body)
 
     def _check_version(self, timeout: float) -> None:
@@ -208,7 +208,7 @@ class Kube:
         deadline = time.monotonic() + timeout
         with transport(str(request)):
             response = self.sender.send(request, urllib3.Timeout(total=timeout))
-            answer = read_body(response, deadline, most)
+            answer = read_response(response, deadline, most)
         if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
             headers = response.headers
             return Heard(answer, warnings_in(headers.getlist("Warning")), _date(headers.get("Date")))
@@ -288,7 +288,7 @@ def transport(what: str) -> Iterator[None]:
         raise errors.TooLarge(f"{what}: {error}", error.head) from error
 
 
-def read_body(response: urllib3.BaseHTTPResponse, deadline: float, most: int) -> bytes:
+def read_response(response: urllib3.BaseHTTPResponse, deadline: float, most: int) -> bytes:
     """Return the body of an HTTP response. ``deadline``: a time of `time.monotonic`, in seconds.
 
     Raises TimeoutError after the deadline, HTTPError for a truncated body, and TooLarge for more than ``most`` bytes.

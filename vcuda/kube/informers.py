@@ -123,7 +123,7 @@ class QuotaInformer:
             before = self._config
             self._accept(read)
             self._log.info("quota read", namespaces=len(read.quota.namespaces), version=version)
-            message = changes.summary(before.quota, read.quota, objects.MAX_EVENT_MESSAGE_LENGTH) if before else ""
+            message = changes.outline(before.quota, read.quota, objects.MAX_EVENT_MESSAGE_LENGTH) if before else ""
             if message:
                 subject, id_ = self._subject(new), f"edited-{version}"
                 event = objects.Event(subject, id_, "QuotaEdited", message, "vcuda-quota")

@@ -43,7 +43,7 @@ _MAX_TOLERATIONS = 32
 """The nodes that take pods with these tolerations are remembered only for at most this many tolerations."""
 
 MAX_WORDS = 16
-"""Maximum number of words of a card type or model name that `is_named` compares, to limit the time that it takes."""
+"""Maximum number of words of a card type or model name that `matches_model` compares, to limit its time."""
 _WORD = re.compile(r"[a-z0-9]+", re.ASCII)
 
 
@@ -237,7 +237,7 @@ class ListedCards(NamedTuple):
     def of(cls, model: str, cards: Set[tuple[str, bool]], named: CardModels) -> "ListedCards":
         """Return the cards of a model. ``cards``: for each card, its type and whether it is in MIG mode."""
         kinds, modes = {kind for kind, _ in cards}, {mig for _, mig in cards}
-        own = sorted(k for k in kinds if is_named(k, model) or named.model_of(k) == model) or sorted(kinds)
+        own = sorted(k for k in kinds if matches_model(k, model) or named.model_of(k) == model) or sorted(kinds)
         return cls(tuple(own), tuple(sorted(kinds.difference(own))), sliced=True in modes, whole=False in modes)
 
 
@@ -245,8 +245,8 @@ class CardTypes(msgspec.Struct, frozen=True):
     """The card types on all nodes, by the name of the vendor's scheme and the GPU model.
 
     The types are read from registers, the node annotations in which a vendor lists the cards of a node. A type belongs
-    to a model if it matches the model's name (`is_named`), or if ``gpu_models`` lists the type. But the operator may
-    give a model any name. So if no type on a model's nodes belongs to the model in this way, all types there do.
+    to a model if it matches the name of the model (`matches_model`), or if ``gpu_models`` lists it. A model may have
+    any name. So if no type on a model's nodes belongs to the model in this way, all types there do.
     """
 
     cards: Mapping[tuple[str, str], ListedCards] = {}
@@ -273,7 +273,7 @@ class CardTypes(msgspec.Struct, frozen=True):
         return tuple(sorted(filter(None, found)))
 
 
-def is_named(kind: str, model: str) -> bool:
+def matches_model(kind: str, model: str) -> bool:
     """Return whether a card type matches a model's name: GeForce RTX 3090 matches RTX3090, A100 does not match A10."""
     words, wanted = _words(kind), _words(model)
     following = iter(words)

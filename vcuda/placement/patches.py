@@ -190,7 +190,7 @@ def _append(path: str, present: tuple[Requirement, ...] | None, wanted: list[_Ne
             yield _add(f"{path}/-", missing)
 
 
-def annotations_for(
+def type_annotations(
     pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
 ) -> Mapping[str, str]:
     """Return the pod annotations that make the schedulers of ``schemes`` give the pod only cards of this model."""

@@ -62,7 +62,7 @@ class ServedBy(msgspec.Struct, frozen=True, gc=False):
     """The hostnames of the nodes to exclude, because the scheduler that the pod names cannot assign their cards."""
 
 
-def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str | None = None) -> ServedBy:
+def find_serving(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str | None = None) -> ServedBy:
     """Return the nodes of a model that can serve a pod, and the scheduler that places the pod there. ``every``: all
     nodes of the model. ``placing``: the scheduler for the vendors' resources that the pod requests."""
     if not request.schemes:
@@ -232,7 +232,7 @@ def find_candidates(
     having = {model: nodes.having(model) for model in quota.limits}
     reach = _reach_of(selection, quota, nodes, having=having, check=check)
     on = {model: every & reach.nodes for model, every in having.items()}
-    serving = {model: serve(pod, request, having[model], nodes, placing).nodes & on[model] for model in on}
+    serving = {model: find_serving(pod, request, having[model], nodes, placing).nodes & on[model] for model in on}
     taking, offering = states.take(pod.spec.tolerations, check), states.offer(request.resources)
 
     def exclusion(model: str) -> str | None:
@@ -291,7 +291,7 @@ class Pin(msgspec.Struct, frozen=True, gc=False):
         return not quota.pools or (self.pools is not None and self.pools <= set(quota.pools))
 
 
-def read_pin(pod: Pod, labels: NodeLabels, named: CardModels = NO_ROWS, check: Check = no_check) -> Pin:
+def read_pod_pin(pod: Pod, labels: NodeLabels, named: CardModels = NO_ROWS, check: Check = no_check) -> Pin:
     # Annotations are not read, because users can edit them. The nodeSelector and node affinity are fixed. While the pod
     # has a scheduling gate, users can add requirements (KEP-3838), but these cannot allow nodes of another model.
     values = limited_values(pod.spec, labels.model)

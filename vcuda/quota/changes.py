@@ -56,7 +56,7 @@ def changes(old: Quota, new: Quota) -> Iterator[QuotaChange]:
             yield from _within(namespace, was, will)
 
 
-def summary(old: Quota, new: Quota, longest: int) -> str:
+def outline(old: Quota, new: Quota, longest: int) -> str:
     """Return a text with the first differences. ``longest``: its maximum length, at least `MAX_CHANGE_LENGTH` + 40."""
     text, different = "", changes(old, new)
     for change in different:

@@ -50,15 +50,15 @@ from vcuda.quota.values import (
     LimitEntry,
     StrictModel,
     WrongValueError,
+    brief,
     printable,
     raise_faults,
     read_label_value,
     read_limit,
     sentence,
-    shown,
     suggestion,
 )
-from vcuda.quota.yaml import KeyPath, PlacedFault, Plain, read_text
+from vcuda.quota.yaml import KeyPath, PlacedFault, Plain, read_content
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ def _member(kind: type[enum.StrEnum]) -> pydantic.PlainValidator:
         if isinstance(value, str) and value in list(kind):
             return kind(value)
         hint = suggestion(value, kind) or f"supported values: {', '.join(kind)}"
-        raise WrongValueError(f"unsupported value: {shown(value)}; {hint}")
+        raise WrongValueError(f"unsupported value: {brief(value)}; {hint}")
 
     return pydantic.PlainValidator(read)
 
@@ -105,7 +105,7 @@ def _names(example: str) -> pydantic.BeforeValidator:
             return ()
         if not isinstance(value, list):
             shortest = printable(f"[{value if isinstance(value, str) else example}]")
-            raise WrongValueError(f"must be a list, for example {shortest}; got {shown(value)}")
+            raise WrongValueError(f"must be a list, for example {shortest}; got {brief(value)}")
         # Only strings are checked for repetition. An item of another type is rejected anyway, and may not be hashable.
         first = {item: at for at, item in reversed([*enumerate(value)]) if isinstance(item, str)}
         return tuple(_REPEATED if isinstance(item, str) and first[item] < at else item for at, item in enumerate(value))
@@ -115,7 +115,7 @@ def _names(example: str) -> pydantic.BeforeValidator:
 
 def _read_allowances(value: object) -> tuple[object, ...]:
     if not isinstance(value, list):
-        raise WrongValueError(f"must be a list, for example [{Allowance.PRIVILEGED}]; got {shown(value)}")
+        raise WrongValueError(f"must be a list, for example [{Allowance.PRIVILEGED}]; got {brief(value)}")
     return tuple(value)
 
 
@@ -131,7 +131,7 @@ def _read_excepted(value: object) -> str:
     if not isinstance(value, str) or not _EXCEPTED.fullmatch(value):
         raise WrongValueError(
             f"must be the name of a namespace, or the beginning of names with `*`, for example longhorn-*; "
-            f"got {shown(value)}"
+            f"got {brief(value)}"
         )
     return value
 
@@ -172,7 +172,7 @@ class _NamespaceEntry(StrictModel):
             if model not in models:
                 hint = suggestion(model, models) or f"supported models: {', '.join(models) or 'none'}"
                 raise WrongValueError(
-                    f"`order` must list only models of `quota` or `grants`; got {shown(model)}; {hint}"
+                    f"`order` must list only models of `quota` or `grants`; got {brief(model)}; {hint}"
                 )
         return self
 
@@ -186,7 +186,7 @@ _KEY = "[key]"
 def check_text(text: str, read: Callable[[Plain], T], sentence_of: Callable[[ErrorDetails], str]) -> T:
     """Parse a YAML or JSON text, convert its content with the function ``read``, and return the result. ``sentence_of``
     returns the message for a fault that pydantic has found. Raises QuotaFault with all faults."""
-    tree, faults = read_text(text)
+    tree, faults = read_content(text)
     try:
         found = read({} if tree is None else tree)
     except pydantic.ValidationError as error:
@@ -263,7 +263,7 @@ def _read_entries(tree: Plain, zone: ZoneInfo) -> dict[str, _NamespaceEntry]:
     in_grants = (
         ((name, "grants", *place), why)
         for name, entry in entries.items()
-        for place, why in grant_entries.faults_of(entry.quota, entry.grants, entry.time_zone or zone)
+        for place, why in grant_entries.grant_faults(entry.quota, entry.grants, entry.time_zone or zone)
     )
     raise_faults(itertools.chain(misplaced, in_grants))
     return entries
@@ -275,7 +275,7 @@ def is_empty(text: str) -> bool:
     # A long text is treated as not empty without parsing it here, because the caller parses the text anyway.
     rest = "\n".join(lines).strip()
     try:
-        return len(rest) <= MAX_EMPTY_LENGTH and read_text(rest)[0] is None
+        return len(rest) <= MAX_EMPTY_LENGTH and read_content(rest)[0] is None
     except errors.QuotaFault:
         return False
 

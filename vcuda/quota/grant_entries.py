@@ -22,10 +22,10 @@ from vcuda.quota.values import (
     LimitEntry,
     StrictModel,
     WrongValueError,
+    brief,
     quoted,
     read_label_value,
     read_limit,
-    shown,
     suggestion,
 )
 from vcuda.quota.yaml import KeyPath
@@ -60,7 +60,7 @@ def _text(read: Callable[[str], object], must_be: str) -> pydantic.PlainValidato
         try:
             return read(value if isinstance(value, str) else "")
         except (ValueError, OverflowError):
-            raise WrongValueError(f"{must_be}; got {shown(value)}") from None
+            raise WrongValueError(f"{must_be}; got {brief(value)}") from None
 
     return pydantic.PlainValidator(validated)
 
@@ -75,7 +75,7 @@ def read_zone(value: object) -> ZoneInfo:
     zone = times.zone_of(value) if isinstance(value, str) else None
     if zone is None:
         hint = suggestion(value, times.zone_names()) or "use a name of the IANA database, for example Europe/Berlin"
-        raise WrongValueError(f"unknown time zone {shown(value)}; {hint}")
+        raise WrongValueError(f"unknown time zone {brief(value)}; {hint}")
     return zone
 
 
@@ -107,7 +107,7 @@ class GrantEntry(StrictModel):
         return {model: Limit(added.cards, added.memory) for model, added in self.__pydantic_extra__.items()}
 
     def in_zone(self, zone: ZoneInfo) -> Grant:
-        """Return the grant with its times in ``zone``. The caller must ensure that `faults_of` found no fault."""
+        """Return the grant with its times in ``zone``. The caller must ensure that `grant_faults` found no fault."""
         return Grant(self.limits, self.times_in(zone), self.why)
 
     def times_in(self, zone: ZoneInfo) -> Times:
@@ -129,7 +129,7 @@ _KEYS = (*CONDITIONS, "why")
 def read_grants(value: object) -> tuple[object, ...]:
     """Return the grants for `GrantEntry` to validate. The value of each unknown key is replaced by an error message."""
     if not isinstance(value, list):
-        raise WrongValueError(f"must be a list, for example [{{A100: 4, until: 2026-12-01}}]; got {shown(value)}")
+        raise WrongValueError(f"must be a list, for example [{{A100: 4, until: 2026-12-01}}]; got {brief(value)}")
     if len(value) > MAX_GRANTS:
         raise WrongValueError(f"must not have more than {MAX_GRANTS} grants; got {len(value)}")
     return tuple(
@@ -156,7 +156,7 @@ def _fault_of(key: str, value: object) -> str:
     return ""
 
 
-def faults_of(
+def grant_faults(
     limits: Mapping[str, LimitEntry], grants: Sequence[GrantEntry], zone: ZoneInfo
 ) -> Iterator[tuple[KeyPath, str]]:
     """Yield faults between values, such as `until` before `from`, as pairs of a path below ``grants`` and a message."""

@@ -18,7 +18,7 @@ def ending(namespace: str, quota: NamespaceQuota, model: str, used: Charge) -> s
     if fits(later, Charge(), used):
         return None
     zone = next(each.grant.times.zone for each in quota.granted if (each.model, each.until) == (model, until))
-    when = times.shown(until, zone)
+    when = times.shown_time(until, zone)
     falls = f"GPU quota: a grant ends at {when}: the limit of {model} in namespace {namespace} falls"
     memory_in_use = f"The namespace uses {used.memory_under(now)} MiB"
     if now.cores is None or later.cores is None:
@@ -40,7 +40,7 @@ def coming(quota: NamespaceQuota, model: str, moment: float | None) -> str | Non
     if math.isinf(begin):
         return None
     grant = begins[begin]
-    return f"a grant adds {grant.limits[model]} of {model} at {times.shown(begin, grant.times.zone)}"
+    return f"a grant adds {grant.limits[model]} of {model} at {times.shown_time(begin, grant.times.zone)}"
 
 
 def makes_room(quota: NamespaceQuota, shortage: Shortage, moment: float | None) -> bool:

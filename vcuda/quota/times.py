@@ -48,8 +48,8 @@ class Times(msgspec.Struct, frozen=True):
     If the second number is smaller, the grant continues after midnight, if ``days`` allows the next day."""
 
     def __str__(self) -> str:
-        parts = [f"from {shown(self.start, self.zone)}"] if self.start > -math.inf else []
-        parts += [f"until {shown(self.end, self.zone)}"] if self.end < math.inf else []
+        parts = [f"from {shown_time(self.start, self.zone)}"] if self.start > -math.inf else []
+        parts += [f"until {shown_time(self.end, self.zone)}"] if self.end < math.inf else []
         parts += [f"on {', '.join(WEEKDAYS[day] for day in sorted(self.days))}"] if self.days else []
         if self.hours:
             parts.append("at {:02}:{:02}-{:02}:{:02}".format(*divmod(self.hours[0], 60), *divmod(self.hours[1], 60)))
@@ -133,7 +133,7 @@ def end_of(written: LocalTime, zone: ZoneInfo) -> float:
     return moment_of(written + datetime.timedelta(1) if is_day else written, zone)
 
 
-def shown(moment: float, zone: ZoneInfo) -> str:
+def shown_time(moment: float, zone: ZoneInfo) -> str:
     """Return a time as text for messages, for example ``2026-12-02 00:00 Europe/Berlin``."""
     clock = datetime.datetime.fromtimestamp(moment, zone).replace(tzinfo=None)
     return f"{clock.isoformat(sep=' ', timespec='seconds' if clock.second else 'minutes')} {zone.key}"

@@ -39,12 +39,12 @@ def listed(names: Collection[str], most: int) -> str:
 def read_label_value(name: object) -> str:
     """Return the name of a model or pool. Raises WrongValueError if it is not a valid value of a node label."""
     if not isinstance(name, str):
-        raise WrongValueError(f"must be a string, so the name must be in quotes; got {shown(name)}")
+        raise WrongValueError(f"must be a string, so the name must be in quotes; got {brief(name)}")
     # Kubernetes allows an empty label value. But a node with an empty model label has no model. So "" is rejected.
     if not _LABEL_VALUE.fullmatch(name):
         raise WrongValueError(
             "must be a valid value of a node label: at most 63 letters, digits, `-`, `_` and `.`, with a letter or "
-            f"digit at both ends; got {shown(name)}"
+            f"digit at both ends; got {brief(name)}"
         )
     return name
 
@@ -59,7 +59,7 @@ def read_cards(value: object, decimals: int) -> Decimal:
     if not isinstance(value, Decimal):
         raise WrongValueError(_no_cards(value))
     if not value.is_finite() or not 0 <= value <= MAX_CARDS:
-        raise WrongValueError(f"must be a number of cards between 0 and {MAX_CARDS}; got {shown(value)}")
+        raise WrongValueError(f"must be a number of cards between 0 and {MAX_CARDS}; got {brief(value)}")
     # Numbers are never rounded. For example, a rounded 2.555 would be more or less than the author wrote.
     step = Decimal(1).scaleb(-decimals)
     try:
@@ -67,7 +67,7 @@ def read_cards(value: object, decimals: int) -> Decimal:
     except Inexact:
         rounded, most = value.quantize(step, ROUND_UP).normalize(), {2: "two", 6: "six"}[decimals]
         raise WrongValueError(
-            f"must have at most {most} decimals, for example {rounded:f}; got {shown(value)}"
+            f"must have at most {most} decimals, for example {rounded:f}; got {brief(value)}"
         ) from None
 
 
@@ -76,10 +76,10 @@ def _no_cards(value: object) -> str:
     if isinstance(value, str):
         number = _CARDS_AS_TEXT.fullmatch(value)
         if number:
-            return f"must be a number without quotes, for example {number[1]}; got {shown(value)}"
+            return f"must be a number without quotes, for example {number[1]}; got {brief(value)}"
         if _MEMORY_AS_TEXT.fullmatch(value):
-            return f"must be a number of cards, or for example {{cards: 4, memory: 160Gi}}; got {shown(value)}"
-    return f"must be a number of cards, for example 8 or 2.5; got {shown(value)}"
+            return f"must be a number of cards, or for example {{cards: 4, memory: 160Gi}}; got {brief(value)}"
+    return f"must be a number of cards, for example 8 or 2.5; got {brief(value)}"
 
 
 def read_memory(value: object) -> int:
@@ -93,21 +93,21 @@ def read_bytes(value: object) -> Decimal:
     with contextlib.suppress(ValueError):
         amount = k8s_types.parse_quantity(value) if isinstance(value, str) else value
     if not isinstance(amount, Decimal) or not amount.is_finite():
-        raise WrongValueError(f"must be an amount of memory, for example 160Gi; got {shown(value)}")
+        raise WrongValueError(f"must be an amount of memory, for example 160Gi; got {brief(value)}")
     if not 0 <= amount <= MAX_MEMORY * MIB:
-        raise WrongValueError(f"must be an amount of memory between 1Mi and {MAX_MEMORY // 1024}Gi; got {shown(value)}")
+        raise WrongValueError(f"must be an amount of memory between 1Mi and {MAX_MEMORY // 1024}Gi; got {brief(value)}")
     if amount == 0:
         raise WrongValueError("must not be 0. For no limit, omit `memory`. To block the model, write `cards: 0`")
     if amount < MIB:
         # An amount below 1 MiB is a mistake. For example, 160 means 160 bytes, but its author meant 160Gi.
         if re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(value)):
             example = f"{value}{'Mi' if amount >= 1 else 'Gi'}, because a number without a unit is in bytes"
-            raise WrongValueError(f"must have a unit, for example {example}; got {shown(value)}")
-        raise WrongValueError(f"must be at least 1Mi, for example 160Gi; got {shown(value)}")
+            raise WrongValueError(f"must have a unit, for example {example}; got {brief(value)}")
+        raise WrongValueError(f"must be at least 1Mi, for example 160Gi; got {brief(value)}")
     return amount
 
 
-def shown(value: object) -> str:
+def brief(value: object) -> str:
     """Return ``value`` as a short, printable text on one line, for a message."""
     match value:
         case None:
@@ -163,7 +163,7 @@ def sentence(details: ErrorDetails, entry: type[pydantic.BaseModel], must_be: st
             return f"unknown key; {suggestion(details['loc'][-1], keys) or supported}"
         case "bool_type":
             must_be = "must be true or false"
-    return f"{must_be}; got {shown(details['input'])}"
+    return f"{must_be}; got {brief(details['input'])}"
 
 
 def quoted(keys: Iterable[str]) -> str:

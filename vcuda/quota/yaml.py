@@ -30,7 +30,7 @@ PlacedFault = tuple[KeyPath, str]
 """A fault in a document: the keys and list positions that lead to the faulty value, and the message."""
 
 
-def read_text(text: str) -> tuple[Plain, tuple[PlacedFault, ...]]:
+def read_content(text: str) -> tuple[Plain, tuple[PlacedFault, ...]]:
     """Return the content of a document (None if empty) and its faults. Raises QuotaFault if it cannot be parsed."""
     if len(text) > MAX_TEXT:
         _reject(f"the document must not be longer than {MAX_TEXT} characters; got {len(text)}")

@@ -26,13 +26,13 @@ from vcuda.quota.model import CORES_PER_CARD, MAX_SLICES
 from vcuda.quota.values import (
     StrictModel,
     WrongValueError,
+    brief,
     printable,
     raise_faults,
     read_cores,
     read_label_value,
     read_memory,
     sentence,
-    shown,
 )
 from vcuda.quota.yaml import KeyPath, Plain
 from vcuda.requests.folding import VENDOR, fold
@@ -74,13 +74,13 @@ def read_product(value: object) -> str:
     if not isinstance(value, str) or not _PRODUCT.fullmatch(value):
         raise WrongValueError(
             f"must be a product of at most {MAX_PRODUCT} printable ASCII characters, for example NVIDIA-A100-*GB, "
-            f"where * stands for any text and ? for one character; got {shown(value)}"
+            f"where * stands for any text and ? for one character; got {brief(value)}"
         )
     if unknown := next((each for each in value if each in "[]{}\\"), None):
-        raise WrongValueError(f"must not contain {unknown}; got {shown(value)}")
+        raise WrongValueError(f"must not contain {unknown}; got {brief(value)}")
     if not any(map(str.isalnum, fold(value))):
         told = "must have a letter or digit after the vendor's name, so as not to match every product"
-        raise WrongValueError(f"{told}; got {shown(value)}")
+        raise WrongValueError(f"{told}; got {brief(value)}")
     return value
 
 
@@ -89,14 +89,14 @@ def read_cores_of_device(value: object) -> int:
     cores = read_cores(value)
     if not 0 < cores <= CORES_PER_CARD:
         raise WrongValueError(
-            f"must be the part of a card that one nvidia.com/gpu is, above 0 and at most 1; got {shown(value)}"
+            f"must be the part of a card that one nvidia.com/gpu is, above 0 and at most 1; got {brief(value)}"
         )
     return cores
 
 
 def _read_products(value: object) -> tuple[object, ...]:
     if not isinstance(value, list):
-        raise WrongValueError(f"must be a list, for example [NVIDIA-A100-*GB]; got {shown(value)}")
+        raise WrongValueError(f"must be a list, for example [NVIDIA-A100-*GB]; got {brief(value)}")
     if len(value) > MAX_PRODUCTS:
         raise WrongValueError(f"must not have more than {MAX_PRODUCTS} products; got {len(value)}")
     return tuple(value)
@@ -104,7 +104,7 @@ def _read_products(value: object) -> tuple[object, ...]:
 
 def read_slices(value: object) -> int:
     if not isinstance(value, Decimal) or value not in range(1, MAX_SLICES + 1):
-        raise WrongValueError(f"must be a whole number of slices from 1 to {MAX_SLICES}; got {shown(value)}")
+        raise WrongValueError(f"must be a whole number of slices from 1 to {MAX_SLICES}; got {brief(value)}")
     return int(value)
 
 
@@ -197,9 +197,9 @@ def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterato
     for number, own in enumerate(products):
         for other in (*alone, *products[:number]):
             if other.model != own.model and (both := own.common(other)) is not None:
-                owner = "is itself a model" if other in alone else f"belongs to {other.model} by {shown(other.name)}"
+                owner = "is itself a model" if other in alone else f"belongs to {other.model} by {brief(other.name)}"
                 message = (
-                    f"a product must belong to only one model: {shown(own.name)} also matches {printable(both)}, which "
+                    f"a product must belong to only one model: {brief(own.name)} also matches {printable(both)}, which "
                     f"{owner}. Make the pattern more specific, for example NVIDIA-A100-*GB"
                 )
                 yield own.place, message

@@ -105,7 +105,7 @@ def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
     if not (k8s_types.can_be_name(rest) if domain + slash == CLASS else is_resource(name)):
         raise values.WrongValueError(
             "must be the name of a resource, for example nvidia.com/gpu.shared, or of a DeviceClass, for example "
-            f"{CLASS}gpu.example.com; got {values.shown(name)}"
+            f"{CLASS}gpu.example.com; got {values.brief(name)}"
         )
     # A resource that is built in, or belongs to a vendor's scheme, already has a charge. It must not get a second one.
     taken: GpuResources = info.context or BUILT_IN

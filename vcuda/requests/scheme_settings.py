@@ -22,7 +22,7 @@ from pydantic_core import ErrorDetails
 
 from vcuda import k8s_types
 from vcuda.quota.document import check_text
-from vcuda.quota.values import StrictModel, WrongValueError, raise_faults, sentence, shown, suggestion
+from vcuda.quota.values import StrictModel, WrongValueError, brief, raise_faults, sentence, suggestion
 from vcuda.quota.yaml import Plain
 from vcuda.requests.mig import PROFILE
 from vcuda.requests.resources import BUILT_IN_UNITS, CLASS_RESOURCE, PLAIN_CARDS, is_resource
@@ -45,7 +45,7 @@ def read_scheme_name(name: str) -> str:
 
 def read_resource(value: object) -> str:
     if not isinstance(value, str) or not is_resource(value):
-        raise WrongValueError(f"must be the name of a resource, for example nvidia.com/vgpu; got {shown(value)}")
+        raise WrongValueError(f"must be the name of a resource, for example nvidia.com/vgpu; got {brief(value)}")
     is_unit = value in BUILT_IN_UNITS and value != PLAIN_CARDS
     if is_unit or value.startswith((CLASS_RESOURCE, PROFILE)):
         raise WrongValueError("must be a resource that only this scheme has; the charge of this resource is built in")
@@ -54,13 +54,13 @@ def read_resource(value: object) -> str:
 
 def read_memory_mib(value: object) -> int:
     if not isinstance(value, Decimal) or value != value.to_integral_value() or not 1 <= value <= MAX_MEMORY_MIB:
-        raise WrongValueError(f"must be a whole number of MiB from 1 to {MAX_MEMORY_MIB}; got {shown(value)}")
+        raise WrongValueError(f"must be a whole number of MiB from 1 to {MAX_MEMORY_MIB}; got {brief(value)}")
     return int(value)
 
 
 def read_scheduler(value: object) -> str:
     if not isinstance(value, str) or not k8s_types.can_be_name(value):
-        raise WrongValueError(f"must be the name of a scheduler, for example hami-scheduler; got {shown(value)}")
+        raise WrongValueError(f"must be the name of a scheduler, for example hami-scheduler; got {brief(value)}")
     return value
 
 
@@ -68,13 +68,13 @@ def read_service_account(value: object) -> str:
     """Return the user name of a service account. ``value`` names the account as NAMESPACE/NAME."""
     namespace, slash, name = value.partition("/") if isinstance(value, str) else ("", "", "")
     if not (slash and all(map(k8s_types.can_be_name, (namespace, name)))):
-        raise WrongValueError(f"must be a service account, for example hami-system/hami-scheduler; got {shown(value)}")
+        raise WrongValueError(f"must be a service account, for example hami-system/hami-scheduler; got {brief(value)}")
     return f"system:serviceaccount:{namespace}:{name}"
 
 
 def read_default_cores(value: object) -> bool:
     if value not in (CARD, MEMORY):
-        raise WrongValueError(f"must be {CARD} or {MEMORY}; got {shown(value)}")
+        raise WrongValueError(f"must be {CARD} or {MEMORY}; got {brief(value)}")
     return value == MEMORY
 
 

@@ -277,6 +277,6 @@ ALLOCATION_LABELS = _any_of(name for scheme in SCHEMES for name in scheme.alloca
 """Patterns for the keys of annotations and labels that the scheduler or device plugin of any vendor writes."""
 
 
-def is_named(key: str, names: tuple[str, ...]) -> bool:
+def is_listed_key(key: str, names: tuple[str, ...]) -> bool:
     """Return whether an annotation or label is one of ``names``, or begins with a name that ends in ``-``."""
     return any(key == name or (name.endswith("-") and key.startswith(name)) for name in names)

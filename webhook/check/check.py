@@ -89,10 +89,10 @@ def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload | Unr
 
     Raises BadInput if a file cannot be read.
     """
-    return [each for path in paths for each in files.typed_workloads(str(path), files.read_text(path), namespace)]
+    return [each for path in paths for each in files.typed_workloads(str(path), files.read_file(path), namespace)]
 
 
-def check(workloads: Sequence[Workload | Unread], cluster: files.OfflineCluster) -> list[Row]:
+def check_objects(workloads: Sequence[Workload | Unread], cluster: files.OfflineCluster) -> list[Row]:
     """Decide the objects in order. Stored objects, and objects admitted earlier in this run, use up quota."""
     cluster = with_templates(cluster, workloads)
     policy, ledgers, choices = cluster.policy, cluster.ledgers(), RecentChoices()
@@ -100,7 +100,7 @@ def check(workloads: Sequence[Workload | Unread], cluster: files.OfflineCluster)
     async def ask(path: str, request: AdmissionRequest) -> AdmissionResponse:
         return await answers.answer(path, Creation(request, policy, ledgers, choices))
 
-    return asyncio.run(decide(workloads, ask, cluster))
+    return asyncio.run(decide_workloads(workloads, ask, cluster))
 
 
 def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload | Unread]) -> files.OfflineCluster:
@@ -109,7 +109,9 @@ def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload |
     return msgspec.structs.replace(cluster, templates={**cluster.templates, **own})
 
 
-async def decide(workloads: Iterable[Workload | Unread], ask: Ask, cluster: files.OfflineCluster) -> list[Row]:
+async def decide_workloads(
+    workloads: Iterable[Workload | Unread], ask: Ask, cluster: files.OfflineCluster
+) -> list[Row]:
     """Decide workloads and return table rows. A workload's pods with equal answers share a row. Claims follow pods."""
     rows = []
     for workload in workloads:
@@ -243,7 +245,7 @@ def patch_story(patch: Sequence[k8s_types.Operation]) -> Iterator[str]:
             yield f"the webhook sets the pod's scheduler to {operation['value']}"
 
 
-def table(rows: Iterable[Row]) -> Iterator[str]:
+def decision_table(rows: Iterable[Row]) -> Iterator[str]:
     heading = ("OBJECT", "NAMESPACE", "COUNT", "DECISION", "MODEL", "CHARGE", "REASON")
     cells = [
         heading,

@@ -78,7 +78,7 @@ def read_cluster(
     read = read_quota(quota)
     known = read.resources
     no_nodes = Nodes(hints.labels, named=known.models)
-    stored = read_stored(nodes, hints.labels, known) if nodes else StoredObjects(no_nodes)
+    stored = read_stored_objects(nodes, hints.labels, known) if nodes else StoredObjects(no_nodes)
     known = known.with_claimed(stored.devices.extended_resources).with_registered(stored.nodes.registered_cards)
     claims = charges.ClaimPolicy.of(stored.devices, stored.nodes.model_of, read.quota, known)
     policy = context.PolicySnapshot(
@@ -99,7 +99,7 @@ def read_quota(path: Path) -> config.QuotaConfig:
 
     Raises BadInput if the file cannot be read, and QuotaFault if the quota document is malformed.
     """
-    text = read_text(path)
+    text = read_file(path)
     if not text.strip():
         raise errors.BadInput(f"{path}: must not be empty; write {{}} to limit no namespace")
     try:
@@ -144,10 +144,10 @@ class StoredObjects(msgspec.Struct, frozen=True):
         return {namespace: charges_by_model(each) for namespace, each in taken.items()}
 
 
-def read_stored(path: Path, labels: affinity.NodeLabels, known: resources.GpuResources) -> StoredObjects:
+def read_stored_objects(path: Path, labels: affinity.NodeLabels, known: resources.GpuResources) -> StoredObjects:
     """Return the stored objects in a file that ``kubectl get … -A -o yaml`` has printed. Raises BadInput."""
     found: dict[str, dict[tuple[str, str], tuple[str, Any]]] = {kind: {} for kind in _KINDS}
-    for where, manifest in workloads.objects_in(str(path), read_text(path)):
+    for where, manifest in workloads.objects_in(str(path), read_file(path)):
         stored = _read_object(where, manifest)
         found[manifest["kind"]][stored.metadata.namespace, stored.metadata.name] = where, stored
     node_labels, cards, outdated = {}, {}, {}
@@ -205,7 +205,7 @@ def _ignored(where: str, annotation: str, error: ValueError) -> None:
     )
 
 
-def read_text(path: Path) -> str:
+def read_file(path: Path) -> str:
     """Return the text of a file, or of standard input if the path is ``-``. Raises BadInput if it cannot be read."""
     try:
         with click.open_file(str(path), encoding="utf-8") as file:

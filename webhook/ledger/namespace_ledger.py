@@ -29,7 +29,7 @@ from webhook.ledger.reservations import (
     ReplicaReservation,
     Terms,
     boot_seconds,
-    plan,
+    plan_reservation,
 )
 from webhook.metrics import LedgerMetrics
 
@@ -320,7 +320,7 @@ class NamespaceLedger:
         terms = self._terms
         if not terms or terms.quota.mode is not Mode.ENFORCE or self._reserved.gives_way or self._shared.leaving:
             return self._reserved.send(ledger, {}, terms)
-        charges, next_seconds = plan(ledger, terms.quota, self._demand)
+        charges, next_seconds = plan_reservation(ledger, terms.quota, self._demand)
         return self._reserved.send(ledger, charges, terms, next_seconds)
 
     def _ask_for_room(self, ledger: Ledger) -> Ledger:

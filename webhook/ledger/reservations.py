@@ -151,7 +151,7 @@ class Plan(NamedTuple):
     next_seconds: float
 
 
-def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
+def plan_reservation(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
     """Plan the next reservation of this replica. A reservation always fits the free quota of the namespace.
 
     ``ledger``: without the present reservation of this replica, but with all charges admitted from that reservation.

@@ -92,7 +92,7 @@ def _decode(request: AdmissionRequest) -> tuple[ObjectMeta, ClaimDigest, Mapping
     return claim.metadata, digest_of(claim.spec), claim.annotations, ""
 
 
-def find_candidates(
+def find_claim_candidates(
     asked: ClaimRequest,
     quota: NamespaceQuota,
     annotations: Mapping[str, str] = MappingProxyType({}),
@@ -133,7 +133,7 @@ async def mutate(create: Creation, review: ClaimReview) -> Verdict:
     if isinstance(note, Rejection):
         return note
     create.deadline.check(review.request.steps * len(review.quota.limits))
-    candidates = find_candidates(review.request, review.quota, annotations, policy.nodes, policy.states)
+    candidates = find_claim_candidates(review.request, review.quota, annotations, policy.nodes, policy.states)
     if candidates.models:
         return await decisions.pin(
             create, review, decisions.Allowed(candidates, review.request.charge, review.request.patch), note
@@ -175,7 +175,7 @@ async def _check_template(review: ClaimReview, ledgers: Ledgers) -> Verdict:
     """Reject a template if its claims can never fit the quota. Warn if the claims must wait for free quota now."""
     namespace, quota, asked = review.namespace, review.quota, review.request
     outcome, sentence, waits = Outcome.TEMPLATE, "", False
-    candidates = find_candidates(asked, quota)
+    candidates = find_claim_candidates(asked, quota)
     if not candidates.models:
         outcome, sentence = Outcome.NOT_ALLOWED, candidates.sentence("claim", namespace, quota)
     elif not asked.faults:

@@ -15,7 +15,7 @@ from vcuda.errors import Fault
 from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, Check, Decoder, Operation, Pod, no_check
 from vcuda.ledger.ledger import Pending
 from vcuda.placement import patches, placement
-from vcuda.placement.placement import DEFAULT_SCHEDULER, HOSTNAME, reaches, serve
+from vcuda.placement.placement import DEFAULT_SCHEDULER, HOSTNAME, find_serving, reaches
 from vcuda.quota.model import NOT_MUTATED, Allowance, NamespaceQuota
 from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.quota.values import listed
@@ -61,7 +61,7 @@ class PodReview(decisions.Review, frozen=True, gc=False, kw_only=True):
         if model is None:
             return general
         nodes = self.policy.nodes
-        served = serve(self.pod, self.request, nodes.having(model), nodes, general.scheduler)
+        served = find_serving(self.pod, self.request, nodes.having(model), nodes, general.scheduler)
         return msgspec.structs.replace(general, scheduler=served.scheduler, avoided=served.avoided)
 
 
@@ -177,7 +177,7 @@ def _allowed(review: PodReview, check: Check) -> decisions.Allowed:
     )
 
     def patch(model: str) -> Sequence[Operation]:
-        types = patches.annotations_for(pod, asked.schemes, model, policy.nodes.types, has_share=asked.has_share)
+        types = patches.type_annotations(pod, asked.schemes, model, policy.nodes.types, has_share=asked.has_share)
         pinned = pod, model, review.quota.pools, types, review.hints(model)
         return patches.patch_for(*pinned, nodes=policy.nodes, check=check)
 
@@ -198,7 +198,7 @@ async def validate(create: Creation, review: PodReview) -> Verdict:
     """Charge the pod. Raises Unavailable if the ledger could not be read or written in time."""
     if not (review.request.asks or review.claims):
         return _recorded(create, review) or _not_charged(review)
-    pinned = placement.read_pin(
+    pinned = placement.read_pod_pin(
         review.pod, create.policy.hints.labels, create.policy.resources.models, create.deadline.check
     )
     create.deadline.check()

@@ -11,7 +11,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter as PromCounter, Gauge
 
 from controller.garbage.node import fs, names
-from vcuda.cli import printable
+from vcuda.cli import escaped
 from vcuda.kube.metrics import register_build
 
 # The agent sweeps again after at most this time if it could delete nothing, for example without the API server.
@@ -35,7 +35,7 @@ class Action(names.Explained):
 class DirectoryOutcome(msgspec.Struct, frozen=True):
     """The action of a sweep on one directory, and its reason.
 
-    ``path``: the path relative to --root, from os.fsdecode. Print it only with `printable`, because it may contain
+    ``path``: the path relative to --root, from os.fsdecode. Print it only with `escaped`, because it may contain
     control characters and bytes that are not UTF-8.
     ``keep``: why the directory was kept; None if it was not kept.
     ``freed``: the number of freed bytes.
@@ -130,7 +130,7 @@ class SweepReporter:
 
     def __call__(self, outcome: DirectoryOutcome) -> None:
         self._metrics.add(outcome)
-        directory, why = printable(outcome.path), printable(outcome.why)
+        directory, why = escaped(outcome.path), escaped(outcome.why)
         if outcome.verdict is not Action.KEPT:
             self._log.info(outcome.verdict.value, directory=directory, why=why, freed=outcome.freed)
         elif outcome.keep is not None and not outcome.keep.reason.is_expected:
