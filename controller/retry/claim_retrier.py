@@ -54,7 +54,7 @@ class ClaimRetrier:
     """
 
     def __init__(self, kube: Kube, served: Callable[[], bool]) -> None:
-        self.reconciler = Reconciler("wake", self._reconcile, failure="retry of rejected ResourceClaims failed")
+        self.reconciler = Reconciler("retry-claims", self._reconcile, failure="retry of rejected ResourceClaims failed")
         self._kube = kube
         self._served = served
         self._free: dict[str, Mapping[str, FreeQuota]] = {}

@@ -154,7 +154,7 @@ class Retrier:
         self, kube: Kube, quota: QuotaInformer, nodes: NodeInformer, clock: Callable[[], float] = time.monotonic
     ) -> None:
         failure = "the controller could not check whether workloads were rejected"
-        self.reconciler = Reconciler("nudge", self._reconcile, failure=failure, clock=clock)
+        self.reconciler = Reconciler("retry", self._reconcile, failure=failure, clock=clock)
         # These checks have their own thread, because one change of a node makes every limited namespace due.
         self.models = Reconciler(
             "retry-models",
