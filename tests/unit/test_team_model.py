@@ -23,12 +23,14 @@ SCENARIOS: Mapping[str, list[str]] = yaml.safe_load(
 """By broken rule: the steps of the model that lead to a violation if the rule is broken."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounds", EXPLORED.values(), ids=EXPLORED.keys())
 def test_no_order_of_admissions_and_moves_exceeds_a_limit_or_leaves_a_charge_behind(bounds: Bounds) -> None:
     explored = explore(bounds, rest_every=200, charges=True)
     assert not explored.fault, "\n".join([explored.fault, *explored.trace])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounds", WALKS.values(), ids=WALKS.keys())
 def test_no_random_walk_of_many_pods_and_edits_exceeds_a_limit_or_leaves_a_charge_behind(bounds: Bounds) -> None:
     for seed in range(WALKED):
@@ -36,6 +38,7 @@ def test_no_random_walk_of_many_pods_and_edits_exceeds_a_limit_or_leaves_a_charg
         assert not walked.fault, "\n".join([f"seed {seed}: {walked.fault}", *walked.trace])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.rule}: {mutant.broken}")
 def test_every_rule_of_a_team_ledger_is_needed(mutant: Mutant) -> None:
     """If a rule is replaced by a wrong one, usage exceeds a limit, or a move never ends."""
