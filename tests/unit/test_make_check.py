@@ -8,11 +8,11 @@ import pytest
 
 PROJECT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def output(*command: str) -> str:
-    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True, timeout=90).stdout
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout
 
 
 def test_make_check_runs_lint_and_selects_the_fast_tests_of_both_folders() -> None:
