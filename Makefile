@@ -64,7 +64,7 @@ chaos: $(VENV)/installed  ## Kill and suspend every part under load and attacks,
 	$(ASSETS) CHAOS_SECONDS=$(CHAOS_SECONDS) CHAOS_CREATES=$(CREATES) $(BIN)/pytest tests/e2e -m chaos -s
 
 real: $(VENV)/installed  ## Install the chart on a node with a kubelet and containers, and make its parts fail; needs root, containerd and runc. TESTS=ci for a part
-	K8S=$(K8S) tests/real/run tests/real -m "real$(if $(TESTS), and ($(TESTS)))"
+	K8S=$(K8S) tests/real/run tests/real -s -m "real$(if $(TESTS), and ($(TESTS)))"
 
 operators: $(VENV)/installed  ## Run operators of other projects beside this system: KubeRay, Karpenter; builds them once
 	operators=$$(tests/e2e/build-tools operators) && $(ASSETS) OPERATORS=$$operators $(BIN)/pytest tests/e2e/test_operators.py -m operators
