@@ -124,7 +124,7 @@ def test_a_full_card_of_equal_slices_is_charged_one_card(table: MigTable) -> Non
     a_quarter_of_an_RTX_PRO_6000=("1g.24gb", "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", 25),
     of_a_B300=("1g.67gb", "NVIDIA-B300-SXM6-AC", 25),
     of_a_GH200_that_names_the_memory_of_its_CPU=("1g.12gb", "NVIDIA-GH200-480GB", SEVENTH),
-    another_card_whose_name_contains_A30=("4g.24gb", "RTX-A3000", 100),
+    another_card_whose_name_contains_A30=("4g.24gb", "gpu-A3000", 100),
     the_largest_of_all_if_the_product_is_unknown=("1g.24gb", "gpu-large", 50),
 )
 def test_a_profile_is_charged_the_larger_of_its_shares_of_compute_and_memory(
@@ -200,6 +200,50 @@ def test_a_pod_may_not_use_a_model_that_lacks_its_profile() -> None:
     assert found.models == ("A100",)
     assert "unknown MIG profile 1g.5gb of A30" in found.excluded["A30"]
     assert "`A30: {mig: {slices: 7, memory: 8}, memory: 80Gi}`" in found.excluded["A30"]
+
+
+@cases(
+    "models, model, is_candidate",
+    an_L40S=("{}", "L40S", False),
+    a_product_of_HAMi=("{}", "NVIDIA-NVIDIA L40S", False),
+    a_T4=("{}", "NVIDIA-Tesla-T4", False),
+    a_V100=("{}", "Tesla-V100-SXM2-16GB", False),
+    an_A10G=("{}", "A10G", False),
+    a_GeForce=("{}", "NVIDIA-GeForce-RTX-4090", False),
+    an_RTX_6000_of_Ada=("{}", "NVIDIA-RTX-6000-Ada-Generation", False),
+    an_RTX_A6000=("{}", "NVIDIA-RTX-A6000", False),
+    a_model_of_products_without_MIG=("big: [NVIDIA-L40S, NVIDIA-L40]", "big", False),
+    a_pattern_and_a_name_without_MIG=("L40S: [NVIDIA-L40S*]", "L40S", False),
+    a_model_of_which_one_product_has_MIG=("big: [NVIDIA-L40S, NVIDIA-A100-SXM4-40GB]", "big", True),
+    a_model_of_which_one_product_is_unknown=("big: [NVIDIA-L40S, NVIDIA-X1]", "big", True),
+    products_say_more_than_the_name=("L40S: [NVIDIA-A100-SXM4-40GB]", "L40S", True),
+    stated_slices_say_more=("L40S: {mig: {slices: 7, memory: 8}}", "L40S", True),
+    an_unknown_name=("{}", "gpu-large", True),
+    a_name_that_contains_a_product_without_MIG=("{}", "gpu-L4", True),
+    the_name_of_a_machine_with_A100=("{}", "a2-highgpu-1g", True),
+    a_name_that_may_mean_the_PRO_6000=("{}", "RTX-6000", True),
+)
+@pytest.mark.parametrize("units", ["{}", "{nvidia.com/mig-1g.5gb: {cards: 0.2}}"], ids=["tables", "unit"])
+def test_a_model_that_is_known_to_have_no_mig_is_no_candidate_for_a_profile(
+    models: str, model: str, *, is_candidate: bool, units: str
+) -> None:
+    """A stored pod on such a model is charged a card for each slice, so no pod becomes free of charge."""
+    pod, resources = (
+        view(vcuda_pod({f"{PROFILE}1g.5gb": 1})),
+        known(f"{{{models}}}" if ":" in models else models, units),
+    )
+    request = read_request(pod, resources)
+    found = find_candidates(pod, request, NamespaceQuota({model: Limit(200), "A100": Limit(100)}), Nodes(LABELS))
+    assert (model in found.models, "A100" in found.models) == (is_candidate, True)
+    assert is_candidate or request.charge_on(model) == WHOLE_CARD
+    excluded = f"{model} is excluded: unknown MIG profile 1g.5gb of {model}. NVIDIA lists this profile for A100."
+    assert is_candidate or found.excluded[model].startswith(excluded)
+
+
+@TABLE
+def test_no_product_with_mig_is_taken_for_one_without(table: MigTable) -> None:
+    for name in (product_of(table), product_of(table).partition("-GB")[0], f"NVIDIA-{table.name}"):
+        assert BUILT_IN.worth_of_profile(next(iter(table.profiles)), name) is not None
 
 
 def test_an_unknown_profile_is_rejected_with_lines_for_the_quota_config_map() -> None:

@@ -43,6 +43,12 @@ class MigTable(msgspec.Struct, frozen=True, eq=False):
     size: int
     """The memory of one card in GB, as in the product's name."""
 
+    @property
+    def name(self) -> str:
+        """The first product of the table, as people write it."""
+        first = self.product.partition("|")[0].replace("[18]", "1").replace("x?", "")
+        return first.replace("[-_]?", " ").upper()
+
     def matches(self, name: str) -> bool:
         return re.search(rf"(?<![0-9a-z])(?:{self.product})(?![0-9a-z])", name) is not None
 
@@ -82,6 +88,15 @@ TABLES = (
     _halves("rtx[-_]?pro[-_]?4500", 16, 32),
 )
 
+# The MIG User Guide does not list these products. A product must be the beginning of a name, and a short product the
+# whole name, because names such as gpu-l4, a2-highgpu-1g and p4-24xlarge may mean cards with MIG.
+_WITHOUT_MIG = re.compile(
+    r"(?:geforce|gtx|titan|quadro|rtx[-_]?a[0-9]{4}|rtx[-_]?[2-5]0[5-9]0|rtx[-_]?[456][05]00[-_]ada"
+    r"|(?:tesla-)?(?:a10[gm]?|a16|a40|k[48]0|l4|l20|l40[gs]?|m[46]0|p40|p100|t4g?|v100s?))(?:[-_].*)?"
+    r"|a2|l2|(?:tesla-)?p4",
+    re.ASCII,
+)
+
 
 class MigSlices(msgspec.Struct, frozen=True):
     """The key ``mig`` of a GPU model in ``gpu_models``: the compute and memory slices of one card."""
@@ -111,10 +126,12 @@ def unknown_profile(profile: str, model: str = "") -> str:
     """Return the message for a request of a MIG profile that no GPU model has, or that ``model`` does not have."""
     name = read_profile(profile) or profile[: len("1g.1000gb+me.all")]
     of = model or "MODEL"
+    listed = ", ".join(dict.fromkeys(each.name for each in TABLES if name in each.profiles))
+    known = f" of {model}. NVIDIA lists this profile for {listed or 'no product'}" if model else ""
     return (
-        f"unknown MIG profile {name}{f' of {model}' if model else ''}. Ask your administrator to add a line to "
-        f"`gpu_models` in the quota ConfigMap: `{of}: {{mig: {{slices: 7, memory: 8}}, memory: 80Gi}}` with the slices "
-        f"and the memory of one card, or to `gpu_units`: `{PROFILE}{name}: {{cards: 0.5}}`"
+        f"unknown MIG profile {name}{known}. Ask your administrator to add a line to `gpu_models` in the quota "
+        f"ConfigMap: `{of}: {{mig: {{slices: 7, memory: 8}}, memory: 80Gi}}` with the slices and the memory of one "
+        f"card, or to `gpu_units`: `{PROFILE}{name}: {{cards: 0.5}}`"
     )
 
 
@@ -143,6 +160,10 @@ class MigCharges:
         stated = (_by_slices(profile, *card) for card in self.cards)
         return _peak(filter(None, (_dearest(profile, TABLES), *stated)))
 
+    def has_mig(self, model: str) -> bool:
+        """Return False if no product of the model has MIG and ``gpu_models`` states no slices."""
+        return self._rows.get(model, MigModel()).mig is not None or bool(self._tables(model))
+
     @functools.cached_property
     def cards(self) -> Collection[tuple[MigSlices, int, tuple[MigTable, ...]]]:
         """The different cards for which ``gpu_models`` states slices: their slices, memory and possible tables."""
@@ -151,11 +172,13 @@ class MigCharges:
     def _tables_of(self, model: str) -> tuple[MigTable, ...]:
         row = self._rows.get(model, MigModel())
         # The products say more than the model's name, which may be any text.
-        for names in (row.products, (model,)):
+        sources = (row.products, (model,))
+        for names in sources:
             found = dict.fromkeys(each for name in names for each in _tables_of_name(fold(name), row.memory))
             if found:
                 return tuple(found)
-        return TABLES
+        has_none = any(names and all(_WITHOUT_MIG.fullmatch(fold(name)) for name in names) for names in sources)
+        return () if has_none else TABLES
 
 
 def _tables_of_name(name: str, memory: int) -> list[MigTable]:

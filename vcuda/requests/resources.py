@@ -289,6 +289,8 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
 
     def worth_of_profile(self, profile: str, model: str | None = None) -> Charge | None:
         """Return the charge of a MIG profile on a GPU model (None: the largest on any model); None if it is unknown."""
+        if model is not None and not self._mig.has_mig(model):
+            return None
         name = read_profile(profile)
         for each in (profile.replace("+", "."), name):
             if (own := self.own_units.get(f"{PROFILE}{each}")) is not None:
