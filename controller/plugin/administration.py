@@ -28,7 +28,8 @@ def nodes(
     The second table has a row for each model. PROMISED is the sum of all limits, with the grants that apply now.
     PRESENT is the number of cards of the nodes, and TAKING PODS is the part of it on nodes that are ready and not
     cordoned. CHARGED is the sum of all usage reports. FREE is the part of TAKING PODS that no pod and no claim uses.
-    MIG slices count as the parts of a card that they are charged.
+    MIG slices count as the parts of a card that they are charged. If the quota ConfigMap is malformed, `?` is shown for
+    PROMISED, CHARGED and FREE.
 
     Warnings are printed on standard error: doubts about the model of a node, models of the quota that no node has, and
     models of which the quotas promise more cards than are present.

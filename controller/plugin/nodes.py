@@ -69,18 +69,21 @@ class GpuNode:
 
 @dataclass(frozen=True, slots=True)
 class PromisedCards:
-    """The cards of one GPU model. MIG slices are counted as the parts of a card that they are charged."""
+    """The cards of one GPU model. MIG slices are counted as the parts of a card that they are charged.
+
+    If the quota ConfigMap is malformed, ``promised``, ``charged`` and ``free`` are None, because they are unknown.
+    """
 
     model: str
-    promised: float
+    promised: float | None
     """The sum of the limits of all namespaces, with the grants that apply now."""
     present: float
     """The cards of the nodes of this model."""
     taking_pods: float
     """The part of ``present`` on nodes that are ready and not cordoned."""
-    charged: float
+    charged: float | None
     """The sum of the published usage of all namespaces."""
-    free: float
+    free: float | None
     """The part of ``taking_pods`` that no pod and no ResourceClaim uses."""
 
 
@@ -147,11 +150,11 @@ def read_nodes(kube: Kube, model_label: str, place: tuple[str, str, str]) -> Clu
     nodes = Nodes.of({each.name: each.labels for each in seen}, keys, registers, known.models)
     used = _used(kube, keys, config, nodes, slices)
     rows = [
-        _row(each, known, used.get(each.name, 0))
+        _row(each, known, None if faults else used.get(each.name, 0))
         for each in sorted(seen, key=lambda each: each.name)
         if each.found.label or each.found.seen or each.found.doubts or any(each.facts.offered.values())
     ]
-    models = tuple(_model_cards(kube, config.quota.at(time.time()), rows))
+    models = tuple(_model_cards(kube, config.quota.at(time.time()), rows, is_known=not faults))
     warnings = (
         *faults,
         *model_warnings(config.quota.models, nodes.models),
@@ -169,10 +172,11 @@ def _config(kube: Kube, place: QuotaPlace) -> tuple[QuotaConfig, tuple[str, ...]
     except errors.NotFound:
         return QuotaConfig(), ()
     except errors.QuotaFault as fault:
-        return QuotaConfig(), (f"the quota document is malformed and was ignored: {fault}",)
+        unknown = "the last valid quota stays in force, and PROMISED, CHARGED and FREE are unknown"
+        return QuotaConfig(), (f"{unknown}, because the quota ConfigMap is malformed: {fault}",)
 
 
-def _model_cards(kube: Kube, quota: Quota, rows: Iterable[GpuNode]) -> Iterator[PromisedCards]:
+def _model_cards(kube: Kube, quota: Quota, rows: Iterable[GpuNode], *, is_known: bool) -> Iterator[PromisedCards]:
     promised: Counter[str] = Counter()
     for limits in _limits_in_force(kube, quota):
         promised.update({model: limit.most_cores for model, limit in limits.items()})
@@ -188,9 +192,8 @@ def _model_cards(kube: Kube, quota: Quota, rows: Iterable[GpuNode]) -> Iterator[
             taking[model] += cores
             free[model] += round((row.free or 0) * CORES_PER_CARD)
     for model in sorted({*quota.models, *present}):
-        yield PromisedCards(
-            model, *(each[model] / CORES_PER_CARD for each in (promised, present, taking, charged, free))
-        )
+        own, used, left = (each[model] / CORES_PER_CARD if is_known else None for each in (promised, charged, free))
+        yield PromisedCards(model, own, present[model] / CORES_PER_CARD, taking[model] / CORES_PER_CARD, used, left)
 
 
 def _limits_in_force(kube: Kube, quota: Quota) -> Iterator[Mapping[str, Limit]]:
@@ -205,7 +208,7 @@ def _limits_in_force(kube: Kube, quota: Quota) -> Iterator[Mapping[str, Limit]]:
 
 def oversubscribed(models: Iterable[PromisedCards]) -> Iterator[str]:
     for each in models:
-        if each.promised > each.present > 0:
+        if each.promised is not None and each.promised > each.present > 0:
             yield f"the quotas promise {each.promised:g} cards of {each.model}, but the nodes have {each.present:g}"
 
 
@@ -236,11 +239,14 @@ def _look(node: k8s_types.Node, keys: NodeLabels, known: GpuResources, published
     return _Seen(node.metadata.name, node.labels, registers, facts, published, found, read_state(node))
 
 
-def _row(seen: _Seen, known: GpuResources, used: Cores) -> GpuNode:
+def _row(seen: _Seen, known: GpuResources, used: Cores | None) -> GpuNode:
     found, named = seen.found, known.models
     counts = found.model(named)
     row = named.rows.get(counts, ProductRow())
     cards = found.cards(seen.facts, known, seen.published)
+    free = None
+    if cards is not None and used is not None:
+        free = max(round(cards * CORES_PER_CARD) - math.ceil(used), 0) / CORES_PER_CARD
     alive = [each for each in known.schemes if is_alive(each, seen.facts, seen.registers)]
     is_plain = seen.facts.offered.get(PLAIN_CARDS) and all(each.count != PLAIN_CARDS for each in alive)
     served_by = [*(each.name for each in alive), *([PLAIN_CARDS] if is_plain else [])]
@@ -251,7 +257,7 @@ def _row(seen: _Seen, known: GpuResources, used: Cores) -> GpuNode:
         next((each.memory for each in found.seen if each.memory), None) or row.memory or None,
         found.source,
         ", ".join([*served_by, *seen.published]),
-        None if cards is None else max(round(cards * CORES_PER_CARD) - math.ceil(used), 0) / CORES_PER_CARD,
+        free,
         tuple(found.doubts.values()),
         seen.state.takes_pods,
     )
@@ -297,12 +303,15 @@ def _used_by_claims(
 
 
 def node_row(node: GpuNode) -> tuple[str, ...]:
-    figures = ["?" if each is None else f"{each:g}" for each in (node.cards, node.memory, node.free)]
-    cards, memory, free = figures
+    cards, memory, free = map(_figure, (node.cards, node.memory, node.free))
     models, source = ", ".join(node.models) or "none", node.source or "none"
     return (node.node, models, cards, memory, source, node.scheme, free, node.takes_pods)
 
 
 def model_row(cards: PromisedCards) -> tuple[str, ...]:
     figures = (cards.promised, cards.present, cards.taking_pods, cards.charged, cards.free)
-    return (cards.model, *(f"{each:g}" for each in figures))
+    return (cards.model, *map(_figure, figures))
+
+
+def _figure(value: float | None) -> str:
+    return "?" if value is None else f"{value:g}"

@@ -190,6 +190,20 @@ def test_a_malformed_quota_does_not_hide_the_nodes(cluster: Cluster) -> None:
     assert (told.exit_code, "h1" in told.stdout, "is malformed" in told.stderr) == (0, True, True)
 
 
+def test_a_malformed_quota_shows_no_wrong_figure(cluster: Cluster) -> None:
+    """The last valid quota stays in force. Only the controller knows it, and the models of its products."""
+    store_quota(cluster, "{team-a: 8}", gpu_models="{A100: {products: [NVIDIA-A100-*GB], cards: 0.5}}")
+    store_nodes(cluster, node(hami(A100, A100), name="h1"), node(features(T4_PRODUCT), labelled("T4"), name="n1"))
+    store_pod(cluster, "one", "n1", {"nvidia.com/gpu": 1})
+    cluster.publish("team-a", {"model": "T4", "limit": 3, "used": 1, "pending": 0, "available": 2})
+    assert [models()["T4"][each] for each in ("promised", "charged", "free")] == [None] * 3
+    assert rows()["n1"]["free"] is None
+    told = run("nodes")
+    assert ["T4", "?", "1", "1", "?", "?"] in [line.split() for line in told.stdout.splitlines()]
+    assert told.stderr.count("because the quota ConfigMap is malformed: ") == 1
+    assert told.stderr.count("Warning: ") == 1
+
+
 def test_another_label_may_contain_the_model(cluster: Cluster) -> None:
     store_nodes(cluster, node(labels={"acme.com/gpu": "A100", MODEL: "T4"}, name="h1"))
     assert table("--model-label", "acme.com/gpu")[1][:2] == ["h1", "A100"]
