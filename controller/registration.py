@@ -1,4 +1,4 @@
-"""Checks every minute that the API server has the webhooks and policies that the manifests declare, and applies them.
+"""Checks that the API server has the webhooks and policies that the manifests declare, and applies them.
 
 If an object is missing, pods beyond the quota are admitted, and no failed request shows it.
 """
@@ -16,6 +16,8 @@ from vcuda.kube import Kube, objects
 from vcuda.registration import CALLED, DECLARED, PROBE, VALIDATING, MissingObject, summarize_missing
 
 INTERVAL_SECONDS = 60.0
+INCOMPLETE_SECONDS = 5.0
+"""The interval while something is missing, so that a new installation is reported as in effect soon."""
 # The API server applies a new policy or label a moment later. So a policy counts as ignored only after some attempts.
 ATTEMPTS, PAUSE_SECONDS = 10, 1.0
 
@@ -77,7 +79,7 @@ class RegistrationWatch(Collector):
                 self.check(stop.wait)
             except Exception as error:  # noqa: BLE001  # a user may have edited the objects, which are read unchecked
                 self._log.warning("the registration could not be checked", reason=repr(error))
-            if stop.wait(INTERVAL_SECONDS):
+            if stop.wait(INTERVAL_SECONDS if self._missing == [] else INCOMPLETE_SECONDS):
                 return
 
     def check(self, wait: Callable[[float], object]) -> None:

@@ -287,6 +287,20 @@ def test_a_right_that_the_controller_lacks_is_reported(api: Registered) -> None:
     assert api.found().endswith(f"; and {len(DECLARED) - 3} more")
 
 
+def test_a_missing_registration_is_checked_every_five_seconds_and_a_complete_one_every_minute(api: Registered) -> None:
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            rounds.append((api.watch.text == "", timeout))
+            changes.get(len(rounds), lambda: None)()
+            return len(rounds) == 5
+
+    rounds: list[tuple[bool, float | None]] = []
+    changes: dict[int, Callable[[], object]] = {2: api.backup(), 4: lambda: api.remove(OF_POLICY)}
+    api.remove(OF_MUTATING)
+    api.watch.run(Stop())
+    assert rounds == [(False, 5), (False, 5), (True, 60), (True, 60), (False, 5)]
+
+
 def test_a_registration_that_cannot_be_read_does_not_end_the_watch(api: Registered) -> None:
     class Stop(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:

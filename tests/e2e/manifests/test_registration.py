@@ -182,7 +182,7 @@ LOST: dict[str, Callable[[Cluster], object]] = {
 OFTEN = (
     sys.executable,
     "-c",
-    "from controller import cli, registration; registration.INTERVAL_SECONDS = 0.5; cli.main()",
+    "from controller import cli, registration as r; r.INTERVAL_SECONDS = r.INCOMPLETE_SECONDS = 0.5; cli.main()",
 )
 """A controller that checks the registration twice a second instead of once a minute."""
 
