@@ -92,6 +92,7 @@ class Why:
     those of its claims.
     ``missing``: the quota that must become free.
     ``hints``: likely causes, and what to do about them.
+    ``pending_left_out``: the number of pending pods that ``now`` leaves out.
     """
 
     object: str
@@ -100,6 +101,7 @@ class Why:
     now: tuple[ExplainedObject, ...]
     missing: tuple[Missing, ...]
     hints: tuple[str, ...] = ()
+    pending_left_out: int = 0
 
     @property
     def is_admitted(self) -> bool:
@@ -134,13 +136,14 @@ def explain_why(
     pods = [stored] if is_pod else _pending(api, (stored, *children), namespace)
     asked = tuple(_claims(api, stored, namespace)) if is_pod else _asked(api, stored, namespace)
     now = (*(_stored_pod(each, namespace) for each in pods[:MAX_PENDING_SHOWN]), *asked)
+    left_out = max(len(pods) - MAX_PENDING_SHOWN, 0)
     reasons = [each.reason for each in now if each.decision not in (ADMITTED, NOT_ASKED)]
     shortages = {found.model: found for reason in reasons for found in _shortages(reason)}
     use = usage() if shortages else None
     missing = tuple(_missing(each, use) for each in shortages.values())
     own = _held_by_itself(stored, children, missing) if kind.kind == "Deployment" else ""
     hints = tuple(filter(None, (own, _pinned_elsewhere(now), use.unstored_warning if use else "")))
-    return Why(f"{kind.kind}/{name}", namespace, rejected, now, missing, hints)
+    return Why(f"{kind.kind}/{name}", namespace, rejected, now, missing, hints, left_out)
 
 
 def _pending(api: Kubectl, owners: Sequence[Json], namespace: str) -> list[Json]:
@@ -290,11 +293,14 @@ def why_lines(why: Why) -> Iterator[str]:
     yield ""
     yield "Rejected in the last hour:" if why.rejected else "No rejection in the last hour."
     for each in why.rejected:
-        yield f"  {each.at}  {each.kind}/{each.name}, {each.count} times: {each.message}"
+        times = "once" if each.count == 1 else f"{each.count} times"
+        yield f"  {each.at}  {each.kind}/{each.name}, {times}: {each.message}"
     yield ""
     yield "Now:" if why.now else "Now: the workload creates no pods."
     for verdict in why.now:
         yield f"  {verdict.object} {verdict.decision}: {verdict.reason}"
+    if why.pending_left_out:
+        yield f"  and {why.pending_left_out} more pending"
     for missing in why.missing:
         yield from ("", missing.sentence())
         rows = [(f"  {kind}", *cells) for kind, *cells in map(holder_cells, missing.held_by)]

@@ -11,6 +11,7 @@ from examples import claims
 from examples.discovery import A100, A100_PRODUCT, DELETED, T4, T4_PRODUCT, features, hami, labelled, node, vgpu_manager
 from tests.api_double import lost_request, rejected
 from tests.builders import MODEL, Manifest, container, pod, vcuda_pod
+from tests.documented import DOCS
 from tests.gpuquota import Cluster, run
 from tests.quota_map import store_quota
 from vcuda.claims.names import API_PATH
@@ -50,6 +51,13 @@ def rows(kind: str = "nodes", key: str = "node") -> dict[str, dict[str, Any]]:
 
 def models() -> dict[str, dict[str, Any]]:
     return rows("models", "model")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_headings_are_those_of_the_walk_through() -> None:
+    page = (DOCS / "first-rejection.md").read_text(encoding="utf-8")
+    assert table()[0] == HEADING
+    assert HEADING in map(str.split, page.splitlines())
 
 
 def test_the_nodes_of_a_mixed_cluster_are_shown_as_a_table(cluster: Cluster) -> None:

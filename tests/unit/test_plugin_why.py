@@ -282,6 +282,27 @@ def test_the_pending_pods_of_a_workload_are_looked_at_first(
     assert found["hints"] == [f"{hint}its workload creates a new pod"] * hinted
 
 
+def test_a_single_rejection_is_shown_as_once(cluster: Cluster) -> None:
+    deployment(cluster)
+    store(cluster, event(1, DENIED + OVER, name="train-abc", count=1))
+    assert f"ReplicaSet/train-abc, once: {OVER}\n" in run("-n", "team-a", "why", "deployment/train").stdout
+
+
+@cases("count, shown, more", three=(3, 3, ""), four=(4, 3, "  and 1 more pending\n"))
+def test_pending_pods_beyond_three_are_counted(cluster: Cluster, count: int, shown: int, more: str) -> None:
+    deployment(cluster)
+    owners = [{"uid": "uid-train-abc", "kind": "ReplicaSet", "name": "x", "apiVersion": "apps/v1"}]
+    for number in range(count):
+        metadata = {"name": f"train-{number}", "namespace": "team-a", "ownerReferences": owners}
+        stored = {"kind": "Pod", "metadata": metadata, "status": {"phase": "Pending"}}
+        cluster.store(f"/api/v1{TEAM}/pods/train-{number}", stored)
+    _, found = why("deployment/train")
+    assert sum(each["object"].startswith("Pod/") for each in found["now"]) == shown
+    assert found["pending_left_out"] == count - shown
+    printed = run("-n", "team-a", "why", "deployment/train").stdout
+    assert printed.count(more or "more pending") == bool(more)
+
+
 def test_the_event_of_a_pods_claim_is_shown_for_the_pod_and_its_workload(cluster: Cluster) -> None:
     pod(cluster, phase="Pending")
     rejected = event(1, DENIED + OVER, name="train-0", reason="FailedResourceClaimCreation")

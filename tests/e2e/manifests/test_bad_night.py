@@ -275,16 +275,21 @@ def test_an_expired_certificate_is_renewed_by_a_job_and_served(admin: Cluster, s
             await_created(admin, card_pod("train", TEAM))
 
 
-@pytest.mark.parametrize(
-    ("heading", "action"), [("The controller is down", "logs"), ("The usage page", "port-forward")]
-)
-def test_the_commands_of_the_pages_name_the_pod_of_the_leader(night: Night, heading: str, action: str) -> None:
+def test_the_commands_for_a_controller_that_is_down_need_no_leader(night: Night) -> None:
+    system, _ = night
+    logs, lease = commands("The controller is down")[0].splitlines()
+    labels = system.workload("Deployment", "vcuda-controller")["spec"]["template"]["metadata"]["labels"]
+    assert f" logs -l app.kubernetes.io/name={labels['app.kubernetes.io/name']} " in logs
+    assert run(system, lease).startswith(f"{socket.gethostname()}-")
+
+
+def test_the_commands_of_the_usage_page_name_the_pod_of_the_leader(night: Night) -> None:
     """No kubelet runs, so the page's last command is only printed. The leader's pod has this machine's host name."""
     system, _ = night
-    read_lease, use_pod = commands(heading)[0].splitlines()
-    assert use_pod.startswith(f"kubectl -n {SYSTEM_NAMESPACE} {action} ")
+    read_lease, use_pod = commands("The usage page")[0].splitlines()
+    assert use_pod.startswith(f"kubectl -n {SYSTEM_NAMESPACE} port-forward ")
     printed = run(system, f"{read_lease}\necho {use_pod}")
-    assert f" {action} pod/{socket.gethostname()}" in printed
+    assert f" port-forward pod/{socket.gethostname()}" in printed
 
 
 def serve_expired(system: System) -> None:
