@@ -44,7 +44,7 @@ THEIRS = (
     "--admission-control-config-file --help --version --request-timeout --from --for --wait --type --all "
     "--all-namespaces --ignore-not-found --replicas --set --reset-then-reuse-values --no-hooks --full --broken "
     "--clusterrole --group --cascade --server-side --consumable-shares --force-conflicts --take-ownership "
-    "--durations"
+    "--durations --prefix --tail"
 )
 """Flags of other programs that the documents name."""
 
