@@ -69,7 +69,8 @@ def test_no_create_fails_during_the_life_of_a_release_and_its_uninstall_leaves_n
                 assert bundles_of(admin) == bundles
             await_published(admin, TEAM)
             models = [pod["metadata"].get("annotations", {}).get(PINNED) for pod in admin.pods(TEAM)]
-            assert models == ["M40"] * creates.succeeded
+            assert all(models)
+            assert len(models) == creates.succeeded
             balancer.disconnect()
             uninstall(admin, release)
 
@@ -251,7 +252,8 @@ def test_helm_takes_over_an_installation_with_kustomize_without_a_failed_create(
         assert bundles_of(admin) == bundles
         assert container(admin.rest.get(CONTROLLER))["image"] == "REGISTRY/vcuda-quota:0.1.0"
         models = [pod["metadata"].get("annotations", {}).get(PINNED) for pod in admin.pods(TEAM)]
-        assert models == ["M40"] * creates.succeeded
+        assert all(models)
+        assert len(models) == creates.succeeded
         upgrade, _ = commands("Upgrade with Helm")[0].replace("\\\n", "").splitlines()
         run(release.system, upgrade.replace("NEW", "new,controller.replicas=3"))
         assert image_and_replicas(admin) == ("REGISTRY/vcuda-quota:new", 3)
