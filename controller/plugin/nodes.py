@@ -6,6 +6,7 @@ labels nodes and charges pods. So this module needs the packages of the extra `s
 
 import math
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,6 +38,8 @@ from vcuda.requests.resources import PLAIN_CARDS, GpuResources, ProductRow
 
 T = TypeVar("T")
 
+# An installation in another namespace is not checked.
+_WEBHOOK = "/apis/apps/v1/namespaces/vcuda-quota/deployments/vcuda-webhook"
 _NODE = Decoder(k8s_types.Node)
 _POD = Decoder(k8s_types.Pod)
 _SLICE = Decoder(objects.ResourceSlice)
@@ -160,6 +163,7 @@ def read_nodes(kube: Kube, model_label: str, place: tuple[str, str, str]) -> Clu
         *model_warnings(config.quota.models, nodes.models),
         *oversubscribed(models),
         *uncounted(rows),
+        *(() if faults else map(without_scheduler, sorted(_without_scheduler(kube, known, seen)))),
     )
     return ClusterNodes(tuple(rows), models, warnings)
 
@@ -216,6 +220,32 @@ def uncounted(rows: Iterable[GpuNode]) -> Iterator[str]:
     unknown = Counter(row.models[0] for row in rows if row.models and row.cards is None)
     for model, count in sorted(unknown.items()):
         yield f"the number of cards of {count} nodes of {model} is unknown, so PRESENT and FREE leave these nodes out"
+
+
+def without_scheduler(scheme: str) -> str:
+    return (
+        f"neither the webhook's flags nor gpu_schemes name a scheduler for the nodes of {scheme}, so a pod that "
+        "requests a share stays pending, unless another webhook sets its scheduler"
+    )
+
+
+def _without_scheduler(kube: Kube, known: GpuResources, seen: Iterable[_Seen]) -> set[str]:
+    """Return the schemes with a register on a node for which nothing names a scheduler; empty if that is unknown."""
+    own = [each for each in known.schemes if each.register and not each.scheduler]
+    found = {scheme.name for each in seen for scheme in own if is_alive(scheme, each.facts, each.registers)}
+    if not found:
+        return set()
+    try:
+        deployment = msgspec.json.decode(kube.get(_WEBHOOK))
+        container = deployment["spec"]["template"]["spec"]["containers"][0]
+        variables = [f"{each['name']}={each.get('value')}" for each in container.get("env") or ()]
+    except (errors.VcudaError, *k8s_types.UNDECODABLE, LookupError, TypeError):
+        return set()
+    text = " ".join([*container.get("command", ()), *container.get("args", ()), *variables])
+    if re.search("--scheduler-name[= ]|VCUDA_SCHEDULER_NAME=", text):
+        return set()
+    named = re.findall("(?:--scheme-schedulers[= ]|VCUDA_SCHEME_SCHEDULERS=)([^ ]*)", text)
+    return found - {part.partition("=")[0] for each in named for part in each.split(",")}
 
 
 def _each(

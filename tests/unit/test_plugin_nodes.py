@@ -14,6 +14,7 @@ from tests.builders import MODEL, Manifest, container, pod, vcuda_pod
 from tests.documented import DOCS
 from tests.gpuquota import Cluster, run
 from tests.quota_map import store_quota
+from tests.tables import cases
 from vcuda.claims.names import API_PATH
 from vcuda.errors import Forbidden
 
@@ -210,6 +211,31 @@ def test_a_malformed_quota_shows_no_wrong_figure(cluster: Cluster) -> None:
     assert ["T4", "?", "1", "1", "?", "?"] in [line.split() for line in told.stdout.splitlines()]
     assert told.stderr.count("because the quota ConfigMap is malformed: ") == 1
     assert told.stderr.count("Warning: ") == 1
+
+
+@cases(
+    "container, schemes, warned",
+    no_flag=({"args": ["vcuda-webhook", "serve"]}, "", True),
+    the_flag_of_another_scheme=({"args": ["--scheme-schedulers=vgpu-manager=x"]}, "", True),
+    the_flag_of_the_overlay=({"args": ["--scheme-schedulers=hami=hami-scheduler"]}, "", False),
+    two_words=({"args": ["--scheme-schedulers", "vgpu-manager=x,hami=y"]}, "", False),
+    the_variable=({"env": [{"name": "VCUDA_SCHEME_SCHEDULERS", "value": "hami=y"}]}, "", False),
+    one_scheduler_of_all=({"args": ["--scheduler-name=mine"]}, "", False),
+    the_quota_config_map=({"args": []}, "hami: {scheduler: mine}", False),
+    no_permission_or_no_deployment=(None, "", False),
+)
+def test_hami_nodes_without_a_scheduler_of_hami_are_shown_as_a_warning(
+    cluster: Cluster, container: Manifest | None, schemes: str, *, warned: bool
+) -> None:
+    store_quota(cluster, "{}", gpu_schemes=f"{{{schemes}}}")
+    store_nodes(cluster, node(hami(A100), name="h1"))
+    if container is not None:
+        deployment = {"metadata": {}, "spec": {"template": {"spec": {"containers": [container]}}}}
+        cluster.store("/apis/apps/v1/namespaces/vcuda-quota/deployments/vcuda-webhook", deployment)
+    told = run("nodes")
+    assert told.exit_code == 0
+    warning = "neither the webhook's flags nor gpu_schemes name a scheduler for the nodes of hami"
+    assert (warning in told.stderr) == warned
 
 
 def test_another_label_may_contain_the_model(cluster: Cluster) -> None:

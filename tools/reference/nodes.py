@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from controller.plugin.nodes import GpuNode, PromisedCards, oversubscribed, uncounted
+from controller.plugin.nodes import GpuNode, PromisedCards, oversubscribed, uncounted, without_scheduler
 from controller.plugin.usage_table import total_warnings
 from examples import claims
 from examples.discovery import A100, A100_PRODUCT, DELETED, NAME, T4, features, found_on, hami, labelled, node
@@ -107,6 +107,10 @@ def _promised() -> Iterator[Told]:
     yield Told(promised, "Lower the limits, if not all namespaces should get their whole quota at the same time.")
     [unknown] = uncounted([GpuNode("gpu-1", ("A100",), None, None, "label", "", None)])
     yield Told(unknown, "Install GPU feature discovery, or a device plugin.")
+    yield Told(
+        without_scheduler("hami"),
+        "Install with the overlay `hami` or `hami.enabled=true`, or write the scheduler into `gpu_schemes`.",
+    )
     by_memory = ModelUse("A100", None, 1, 0, None, memory_limit=81920)
     uses = [NamespaceUse("team-a", "enforce", (by_memory,)), NamespaceUse("team-b", "enforce", (by_memory,))]
     yield Told(next(total_warnings(uses)), "Limit the model in cards, if you need the total.")
