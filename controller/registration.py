@@ -32,6 +32,9 @@ NO_WEBHOOKS = MissingObject(
 NO_TRUST = MissingObject(
     *(VALIDATING, "vcuda-quota"), "has a caBundle by which the API server does not trust the webhook's certificate"
 )
+EXPIRED = MissingObject(VALIDATING, "vcuda-quota", "cannot be called, because the webhook's certificate has expired")
+HAS_EXPIRED = "certificate has expired"
+"""The API server's answer contains this text, if the reason is the time, and not the caBundle."""
 UNTRUSTED = "x509:"
 """The API server's answer contains this text if it does not trust the certificate of a webhook that it calls."""
 PLUGINS = tuple((each.kind, each.name) for each in (NO_POLICIES, NO_WEBHOOKS))
@@ -115,7 +118,7 @@ def inspect(
         except errors.VcudaError as error:
             lacks, failure = each in known, error
             if UNTRUSTED in str(error):
-                missing, failure = [*missing, NO_TRUST], None
+                missing, failure = [*missing, EXPIRED if HAS_EXPIRED in str(error) else NO_TRUST], None
         if lacks:
             missing = [*missing, each]
     return missing, failure

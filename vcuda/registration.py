@@ -7,7 +7,7 @@ import base64
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -213,8 +213,7 @@ def _unlike_declared(stored: Json) -> str:
     registered = {webhook["name"]: webhook for webhook in stored.get("webhooks") or ()}
     if not registered:
         return "has no webhooks yet, because no replica of the webhook has answered, or because they were removed"
-    lost = [webhook["name"] for webhook in declared if not _as_declared(webhook, registered.get(webhook["name"]))]
-    if lost:
+    if lost := [*_unlike(declared, registered)]:
         return f"lacks or changes the webhooks {', '.join(lost)}"
     # `vcuda-certs rotate` writes its CA into every caBundle, and keeps other CAs that a caBundle has.
     bundles = (registered[webhook["name"]]["clientConfig"]["caBundle"] for webhook in declared)
@@ -227,11 +226,19 @@ def _certificates_of(bundle: str) -> frozenset[str]:
     return frozenset("".join(each.split()) for each in found) or frozenset({bundle})
 
 
-def _as_declared(webhook: Json, registered: Json | None) -> bool:
-    if registered is None or not registered["clientConfig"].get("caBundle"):
-        return False
-    selects_alike = all((registered.get(each) or None) == (webhook.get(each) or None) for each in SELECTING)
-    return selects_alike and _has(registered, webhook)
+def _unlike(declared: Sequence[Json], registered: Mapping[str, Json]) -> Iterator[str]:
+    """Yield the name of each webhook that is missing or differs, for example ``name (failurePolicy)``."""
+    for webhook in declared:
+        name = webhook["name"]
+        if stored := registered.get(name):
+            others = {key: value for key, value in webhook.items() if key not in SELECTING}
+            changed = [key for key, value in others.items() if not _has(stored.get(key), value)]
+            changed += [key for key in SELECTING if (stored.get(key) or None) != (webhook.get(key) or None)]
+            changed += [] if stored["clientConfig"].get("caBundle") else ["caBundle"]
+            if not changed:
+                continue
+            name = f"{name} ({', '.join(changed)})"
+        yield name
 
 
 def _has(value: object, wanted: object) -> bool:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from controller import certificates, registration
-from controller.plugin.installation import BROKEN, CONTROLLER, SECRET, WEBHOOK, Installation, Place, Replica
+from controller.plugin.installation import BROKEN, CONTROLLER, SECRET, WEBHOOK, Installation, Json, Place, Replica
 from controller.plugin.nodes import connect_to_cluster
+from controller.plugin.rights import missing_rights
 from controller.recount import labels
 from vcuda import errors
 from vcuda.discovery.names import model_warnings
@@ -27,6 +28,11 @@ MAX_NAMES = 5
 """The most names in one finding."""
 
 MISSING_PERMISSION = "Give your account this permission"
+REMOVE_FINALIZERS = 'the commands under "The namespace of the ledgers is being deleted" in docs/troubleshooting.md'
+REPLICAS = {WEBHOOK: 3, CONTROLLER: 2}
+"""The number of replicas of each Deployment in the manifests."""
+_REFUSED = (registration.NO_TRUST, registration.EXPIRED)
+_DAY = datetime.timedelta(days=1)
 _CALL_FAILED = "failed calling webhook"
 
 
@@ -85,9 +91,9 @@ def _registration(seen: Installation) -> Iterator[Defect | str]:
     for each in missing:
         if each in (registration.NO_POLICIES, registration.NO_WEBHOOKS):
             yield Defect(str(each), "Enable this admission plugin in each API server")
-        elif each == registration.NO_TRUST:
+        elif each in _REFUSED:
             yield Defect(str(each), f"Renew the certificate: {seen.job}")
-    declared = [each for each in missing if (each.kind, each.name) in DECLARED and each != registration.NO_TRUST]
+    declared = [each for each in missing if (each.kind, each.name) in DECLARED and each not in _REFUSED]
     unread = [each for each in declared if each.reason.startswith(CANNOT_READ)]
     if unread:
         yield Defect(summarize_missing(unread), MISSING_PERMISSION, UNKNOWN)
@@ -101,7 +107,7 @@ def _registration(seen: Installation) -> Iterator[Defect | str]:
 
 
 def _webhook(seen: Installation) -> Iterator[Defect | str]:
-    yield from _too_few(seen, WEBHOOK, seen.replicas)
+    yield from _rollout(seen, WEBHOOK, seen.replicas)
     for each in seen.replicas:
         if each.forbidden:
             yield Defect(f"pod {each.pod} {each.fault}", MISSING_PERMISSION, UNKNOWN)
@@ -112,7 +118,7 @@ def _webhook(seen: Installation) -> Iterator[Defect | str]:
 
 def _controller(seen: Installation) -> Iterator[Defect | str]:
     pods = seen.pods(CONTROLLER)
-    yield from _too_few(seen, CONTROLLER, pods)
+    yield from _rollout(seen, CONTROLLER, pods)
     for name, pod in pods.items():
         if fault := seen.fault_of(pod):
             yield Defect(f"pod {name} {fault}", seen.describe(CONTROLLER))
@@ -124,14 +130,48 @@ def _controller(seen: Installation) -> Iterator[Defect | str]:
     yield f"{holder} leads, and renewed its Lease at {renewed:%FT%TZ}"
 
 
-def _too_few(seen: Installation, name: str, found: Collection[str | Replica]) -> Iterator[Defect]:
-    wanted = seen.wanted(name)
-    if wanted is None:
+def _rights(seen: Installation) -> Iterator[Defect | str]:
+    if fault := seen.fault_of_namespace(seen.system):
+        yield Defect(f"{fault}, so no pod of webhook and controller can be created", seen.apply)
+        return
+    for account in (WEBHOOK, CONTROLLER):
+        if lacking := [*missing_rights(seen, account)]:
+            yield Defect(f"ServiceAccount {account} must be allowed to {'; '.join(lacking)}", seen.apply)
+    yield f"the accounts {WEBHOOK} and {CONTROLLER} have their key rights"
+
+
+def _rollout(seen: Installation, name: str, found: Collection[str | Replica]) -> Iterator[Defect]:
+    deployment = seen.deployment(name)
+    if deployment is None:
         yield Defect(f"Deployment {seen.system}/{name} does not exist", seen.apply)
-    elif not wanted:
-        yield Defect(f"Deployment {name} has 0 replicas", seen.kubectl(f"scale deployment/{name} --replicas=3"))
-    elif len(found) < wanted:
-        yield Defect(f"{len(found)} of {wanted} pods of Deployment {name} exist", seen.describe(name))
+    elif not deployment["spec"].get("replicas", 1):
+        scale = f"scale deployment/{name} --replicas={REPLICAS[name]}"
+        yield Defect(f"Deployment {name} has 0 replicas", seen.kubectl(scale))
+    elif text := _incomplete(deployment, len(found)):
+        yield Defect(text, seen.kubectl(f"describe deployment/{name}"))
+
+
+def _incomplete(deployment: Json, pods: int) -> str:
+    """Return why the rollout of a Deployment is not complete; empty if it is. ``pods``: the number of its pods."""
+    metadata, status, wanted = deployment["metadata"], deployment.get("status") or {}, deployment["spec"]["replicas"]
+    if status.get("observedGeneration", 0) < metadata["generation"]:
+        return f"the last change of Deployment {metadata['name']} has not been rolled out yet"
+    counts = {
+        "exist": pods,
+        "have its current template": status.get("updatedReplicas", 0),
+        "are available": status.get("availableReplicas", 0),
+    }
+    failed = {("ReplicaFailure", "True"), ("Progressing", "False")}
+    conditions = (each for each in status.get("conditions") or () if (each["type"], each["status"]) in failed)
+    reasons = "".join(f": {each.get('message', '')}" for each in conditions)
+    return next(
+        (
+            f"{n} of {wanted} pods of Deployment {metadata['name']} {x}{reasons}"
+            for x, n in counts.items()
+            if n < wanted
+        ),
+        "",
+    )
 
 
 def _versions(seen: Installation) -> Iterator[Defect | str]:
@@ -152,7 +192,9 @@ def _certificates(seen: Installation) -> Iterator[Defect | str]:
         return
     for key, one in issued.items():
         if one.end:
-            texts.append(f"{key} expires in {(one.end - now).days} days, at {one.end:%FT%TZ}")
+            left = one.end - now
+            when = f"expires in {left.days} days" if left.days >= 0 else f"expired {-left // _DAY} days ago"
+            texts.append(f"{key} {when}, at {one.end:%FT%TZ}")
         if certificates.is_late(one, now):
             yield Defect(f"{texts[-1]}, and was not renewed in time", f"Renew it: {seen.renew}")
     end = issued["tls.crt"].end
@@ -224,6 +266,12 @@ def _nodes(seen: Installation) -> Iterator[Defect | str]:
 
 
 def _ledgers(seen: Installation) -> Iterator[Defect | str]:
+    where = seen.place.ledger_namespace
+    if fault := seen.fault_of_namespace(where):
+        finalizers = f"Remove the finalizers of the ConfigMaps in {where}, by {REMOVE_FINALIZERS}. Then: "
+        action = seen.apply if fault.endswith("exist") else f"{finalizers}{seen.apply}"
+        yield Defect(f"{fault}, so no ledger can be created, and GPU pods are rejected", action)
+        return
     ledgers, marked = seen.ledgers()
     wait = "Wait 90 s, and run this command again: the ledger is rebuilt from the stored pods"
     for namespace, text in ledgers.items():
@@ -231,7 +279,7 @@ def _ledgers(seen: Installation) -> Iterator[Defect | str]:
             if read_ledger(text).lost is not None:
                 yield Defect(f"the ledger of namespace {namespace} is closed, because an earlier one was lost", wait)
         except (ValueError, RecursionError) as error:
-            delete = f"kubectl -n {seen.place.ledger_namespace} delete configmap {ledger_name(namespace)}"
+            delete = f"kubectl -n {where} delete configmap {ledger_name(namespace)}"
             action = "Update all parts to one release" if isinstance(error, OtherFormat) else delete
             yield Defect(f"the ledger of namespace {namespace} cannot be read: {error}", action)
     for namespace in sorted(marked - {*ledgers}):
@@ -244,6 +292,7 @@ CHECKS: dict[str, Check] = {
     "registration": _registration,
     "webhook": _webhook,
     "controller": _controller,
+    "rights": _rights,
     "versions": _versions,
     "certificates": _certificates,
     "quota": _quota,

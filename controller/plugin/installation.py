@@ -131,14 +131,21 @@ class Installation:
         living = (each for each in found if not each.metadata.deletion_timestamp)
         return {each.metadata.name: each.labels.get(labels.ENFORCED_LABEL) for each in living}
 
+    @functools.lru_cache(maxsize=8)  # noqa: B019  # a process has one installation
+    def fault_of_namespace(self, name: str) -> str:
+        """Return why nothing can be created in a namespace; empty if it is active."""
+        found = self._get(f"/api/v1/namespaces/{segment(name)}")
+        if found is None:
+            return f"namespace {name} does not exist"
+        return f"namespace {name} is being deleted" if found["metadata"].get("deletionTimestamp") else ""
+
     @functools.cached_property
     def nodes(self) -> nodes.ClusterNodes:
         return nodes.read_nodes(self.kube, self.place.model_label, self.place.quota)
 
-    def wanted(self, name: str) -> int | None:
-        """Return the number of replicas that a Deployment wants; None if the Deployment does not exist."""
-        found = self._get(f"/apis/apps/v1/namespaces/{segment(self.system)}/deployments/{segment(name)}")
-        return None if found is None else found["spec"].get("replicas", 1)
+    def deployment(self, name: str) -> Json | None:
+        """Return a Deployment; None if it does not exist."""
+        return self._get(f"/apis/apps/v1/namespaces/{segment(self.system)}/deployments/{segment(name)}")
 
     @functools.lru_cache(maxsize=8)  # noqa: B019  # a process has one installation
     def pods(self, name: str) -> Mapping[str, Json]:
@@ -176,7 +183,7 @@ class Installation:
     def template_images(self) -> Mapping[str, str]:
         system, found = segment(self.system), dict[str, str]()
         for name in (WEBHOOK, CONTROLLER):
-            if deployment := self._get(f"/apis/apps/v1/namespaces/{system}/deployments/{name}"):
+            if deployment := self.deployment(name):
                 found[f"Deployment {name}"] = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
         if job := self._get(f"/apis/batch/v1/namespaces/{system}/cronjobs/{CERTIFICATES}"):
             template = job["spec"]["jobTemplate"]["spec"]["template"]

@@ -14,9 +14,10 @@ from controller.plugin.kubectl import Kubectl
 from examples.discovery import A100, hami, labelled, node
 from tests.gpuquota import Cluster, run
 from tests.quota_map import QUOTA
+from tests.rbac import RBAC, is_allowed, path_of_rule
 from tests.tables import cases
 from tests.unit.test_registration import OF_POLICY, OF_VALIDATING, documents, path_of, with_webhooks
-from vcuda.errors import ApiError, Forbidden, Unavailable, VcudaError
+from vcuda.errors import ApiError, Forbidden, NotFound, Unavailable, VcudaError
 from vcuda.kube import Kube
 from vcuda.ledger.ledger import Ledger, Reservation, write_ledger
 from vcuda.registration import CALLED, PROBE
@@ -58,17 +59,26 @@ class Installed(Cluster):
         self.store("/version", {})
         for manifest in map(with_webhooks, documents("registration.yaml")):
             self.store(path_of(manifest), manifest)
+        for name in ("webhook-rbac.yaml", "controller-rbac.yaml"):
+            for manifest in documents(name):
+                self.store(path_of_rule(manifest), manifest)
         for manifest in (*documents("policies.yaml"), *documents("usage-policy.yaml")):
             self.store(path_of(manifest), manifest)
         self.issue(NOW)
         for name, replicas in (("vcuda-webhook", 2), ("vcuda-controller", 2)):
-            self.store(f"{DEPLOYMENTS}/{name}", {"spec": {"replicas": replicas, "template": {"spec": spec()}}})
+            template, metadata = {"spec": spec()}, {"name": name, "generation": 2}
+            status = {"observedGeneration": 2, "updatedReplicas": replicas, "availableReplicas": replicas}
+            deployment = {"metadata": metadata, "spec": {"replicas": replicas, "template": template}, "status": status}
+            self.store(f"{DEPLOYMENTS}/{name}", deployment)
             for number in range(replicas):
                 self.store_pod(name, f"{name}-{number}", pod())
         template = {"spec": {"template": {"spec": spec()}}}
         self.store(CRON_JOB, {"spec": {"jobTemplate": template}})
         self.renew_lease(NOW + timedelta(hours=1))
-        for name, label in (("team-a", None), ("free", "false"), ("kube-system", "false")):
+        for name, label in (
+            *(("team-a", None), ("free", "false"), ("kube-system", "false")),
+            *(("vcuda-quota", "false"), ("vcuda-quota-ledgers", "false")),
+        ):
             self.label(name, label)
         self.store("/api/v1/nodes/h1", node(hami(A100), labelled("A100"), name="h1"))
         self.quota("team-a: {quota: {A100: 1}}")
@@ -96,9 +106,9 @@ class Installed(Cluster):
         text = "".join(f"{name} {value:.0f}\n" for name, value in metrics.items())
         self.pages |= {f"{number}/readyz": b"ok\n", f"{number}/metrics": text.encode()}
 
-    def label(self, namespace: str, value: str | None) -> None:
-        labels = {"quota.vcuda.io/enforced": value} if value else {}
-        self.store(f"/api/v1/namespaces/{namespace}", {"metadata": {"name": namespace, "labels": labels}})
+    def label(self, namespace: str, value: str | None, **metadata: str) -> None:
+        own = {"name": namespace, "labels": {"quota.vcuda.io/enforced": value} if value else {}, **metadata}
+        self.store(f"/api/v1/namespaces/{namespace}", {"metadata": own})
 
     def quota(self, document: str, **metadata: Any) -> None:
         fields = [{"time": "2026-11-20T10:00:00Z", "fieldsV1": {"f:data": {}}}]
@@ -111,10 +121,13 @@ class Installed(Cluster):
         name, labels = f"gpu-ledger-{namespace}", {"quota.vcuda.io/ledger-of": namespace}
         self.store(f"{LEDGERS}/{name}", {"metadata": {"name": name, "labels": labels}, "data": {"ledger": text}})
 
-    def get(self, path: str, _params: object = None, timeout: float = 10) -> bytes:
+    def _check_rejected(self, path: str) -> None:
         for part, rejection in self.rejected.items():
             if part in path:
                 raise rejection
+
+    def get(self, path: str, _params: object = None, timeout: float = 10) -> bytes:
+        self._check_rejected(path)
         if "/proxy/" not in path:
             return super().get(path, timeout=timeout)
         found = self.pages[path.removeprefix(f"{SYSTEM}/pods/https:vcuda-webhook-").replace(":8443/proxy", "")]
@@ -123,6 +136,9 @@ class Installed(Cluster):
         return found
 
     def post(self, path: str, body: bytes, params: object = None, timeout: float = 10) -> bytes:
+        if path.endswith("/subjectaccessreviews"):
+            self._check_rejected(path)
+            return json.dumps({"status": {"allowed": is_allowed(self.objects, json.loads(body))}}).encode()
         assert (params, json.loads(body)["metadata"]["name"]) == ({"dryRun": "All"}, PROBE)
         if rejection := self.probe if path.startswith("/api/v1/namespaces/kube-system/") else self.policy:
             raise rejection
@@ -150,7 +166,7 @@ def findings(status: int) -> list[dict[str, str]]:
 def test_a_healthy_installation_has_an_ok_line_for_each_check() -> None:
     assert {each["check"]: (each["state"], each["action"]) for each in findings(0)} == dict.fromkeys(
         (
-            *("registration", "webhook", "controller", "versions", "certificates"),
+            *("registration", "webhook", "controller", "rights", "versions", "certificates"),
             *("quota", "namespaces", "models", "nodes", "ledgers"),
         ),
         ("ok", ""),
@@ -162,7 +178,7 @@ def test_a_healthy_installation_has_an_ok_line_for_each_check() -> None:
         "vcuda-controller-0-x leads, and renewed its Lease",
         "tls.crt expires in 89 days",
         "ConfigMap kube-system/gpuquota is in force, last changed at 2026-11-20T10:00:00Z",
-        "1 of 3 namespaces are limited",
+        "1 of 5 namespaces are limited",
     ):
         assert text in shown
 
@@ -173,6 +189,11 @@ def removed(path: str) -> Callable[[Installed], None]:
 
 def served(number: int, page: str, answer: bytes | VcudaError) -> Callable[[Installed], None]:
     return lambda api: api.pages.update({f"{number}/{page}": answer})
+
+
+def rolled_out(name: str, *conditions: tuple[str, str, str], **status: int) -> Callable[[Installed], None]:
+    found = [{"type": kind, "status": state, "message": message} for kind, state, message in conditions]
+    return lambda api: api.objects[f"{DEPLOYMENTS}/{name}"]["status"].update(conditions=found, **status)
 
 
 def stored(name: str, manifest: Json) -> Callable[[Installed], None]:
@@ -212,11 +233,36 @@ CALL_FAILED = Unavailable('failed calling webhook "config.quota.vcuda.io": conne
         *("webhook", "pod vcuda-webhook-0 does not answer: the quota has not been read yet", "describe pods"),
     ),
     image_missing=(stored("vcuda-webhook-1", BAD_IMAGE), "webhook", "ImagePullBackOff no such image", "describe pods"),
-    replica_missing=(removed(f"{SYSTEM}/pods/vcuda-webhook-1"), "webhook", "1 of 2 pods", "describe pods"),
+    replica_missing=(removed(f"{SYSTEM}/pods/vcuda-webhook-1"), "webhook", "1 of 2 pods", "describe deployment"),
     deployment_missing=(removed(f"{DEPLOYMENTS}/vcuda-webhook"), "webhook", "does not exist", "helm upgrade"),
     scaled_to_zero=(
         lambda api: api.objects[f"{DEPLOYMENTS}/vcuda-webhook"]["spec"].update(replicas=0),
-        *("webhook", "has 0 replicas", "scale deployment/vcuda-webhook"),
+        *("webhook", "has 0 replicas", "scale deployment/vcuda-webhook --replicas=3"),
+    ),
+    controller_scaled_to_zero=(
+        lambda api: api.objects[f"{DEPLOYMENTS}/vcuda-controller"]["spec"].update(replicas=0),
+        *("controller", "has 0 replicas", "scale deployment/vcuda-controller --replicas=2"),
+    ),
+    rollout_stuck=(
+        rolled_out(
+            *("vcuda-webhook", ("Progressing", "True", "progressing"), ("ReplicaFailure", "True", "no PriorityClass")),
+            updatedReplicas=0,
+        ),
+        *("webhook", "0 of 2 pods of Deployment vcuda-webhook have its current template: no PriorityClass"),
+        "kubectl -n vcuda-quota describe deployment/vcuda-webhook",
+    ),
+    rollout_overdue=(
+        rolled_out("vcuda-controller", ("Progressing", "False", "has timed out progressing"), updatedReplicas=1),
+        *("controller", "1 of 2 pods of Deployment vcuda-controller have its current template: has timed out"),
+        "describe deployment/vcuda-controller",
+    ),
+    rollout_not_begun=(
+        rolled_out("vcuda-webhook", observedGeneration=1),
+        *("webhook", "the last change of Deployment vcuda-webhook has not been rolled out yet", "describe deployment"),
+    ),
+    unavailable=(
+        rolled_out("vcuda-controller", availableReplicas=1),
+        *("controller", "1 of 2 pods of Deployment vcuda-controller are available", "describe deployment"),
     ),
     controller_pending=(
         stored("vcuda-controller-1", waiting("CrashLoopBackOff", "back-off")),
@@ -224,6 +270,42 @@ CALL_FAILED = Unavailable('failed calling webhook "config.quota.vcuda.io": conne
     ),
     no_lease=(removed(LEASE), "controller", "no controller holds Lease vcuda-quota/vcuda-controller", "describe pods"),
     old_lease=(lambda api: api.renew_lease(NOW - timedelta(hours=1)), "controller", "has not renewed", "describe pods"),
+    no_ledger_rights=(
+        removed(f"{RBAC}/namespaces/vcuda-quota-ledgers/rolebindings/vcuda-webhook"),
+        *("rights", "vcuda-webhook must be allowed to get, create, update configmaps in namespace vcuda-quota-ledgers"),
+        "helm upgrade",
+    ),
+    no_cluster_rights=(
+        removed(f"{RBAC}/clusterrolebindings/vcuda-webhook"),
+        *("rights", "ServiceAccount vcuda-webhook must be allowed to list nodes; list pods", "helm upgrade"),
+    ),
+    no_role=(
+        removed(f"{RBAC}/clusterroles/vcuda-controller"),
+        *("rights", "ServiceAccount vcuda-controller must be allowed to list pods; patch namespaces", "kubectl apply"),
+    ),
+    no_lease_rights=(
+        removed(f"{RBAC}/namespaces/vcuda-quota/roles/vcuda-controller"),
+        *("rights", "update leases in namespace vcuda-quota", "helm upgrade"),
+    ),
+    no_quota_rights=(
+        removed(f"{RBAC}/namespaces/kube-system/rolebindings/vcuda-webhook-quota"),
+        *("rights", "list configmaps in namespace kube-system", "helm upgrade"),
+    ),
+    system_terminating=(
+        lambda api: api.label("vcuda-quota", "false", deletionTimestamp="2026-11-20T10:00:00Z"),
+        *("rights", "namespace vcuda-quota is being deleted", "helm upgrade"),
+    ),
+    ledgers_terminating=(
+        lambda api: api.label("vcuda-quota-ledgers", "false", deletionTimestamp="2026-11-20T10:00:00Z"),
+        *("ledgers", "namespace vcuda-quota-ledgers is being deleted, so no ledger", "Remove the finalizers"),
+    ),
+    ledgers_gone=(
+        lambda api: (
+            [api.remove(path) for path in [*api.objects] if "vcuda-quota-ledgers" in path],
+            api.rejected.update({"/namespaces/vcuda-quota-ledgers": NotFound(404, "not found")}),
+        ),
+        *("ledgers", "namespace vcuda-quota-ledgers does not exist, so no ledger", "helm upgrade"),
+    ),
     two_images=(
         stored("vcuda-webhook-1", pod("vcuda-quota:2")),
         *("versions", "pod vcuda-webhook-1 has vcuda-quota:2", "rollout status deployment/vcuda-webhook"),
@@ -231,6 +313,10 @@ CALL_FAILED = Unavailable('failed calling webhook "config.quota.vcuda.io": conne
     old_cron_job=(
         lambda api: api.objects[CRON_JOB]["spec"]["jobTemplate"]["spec"]["template"].update(spec=spec("vcuda-quota:0")),
         *("versions", "CronJob vcuda-certs has vcuda-quota:0", "rollout status deployment/vcuda-webhook"),
+    ),
+    expired=(
+        lambda api: api.issue(NOW - timedelta(days=95)),
+        *("certificates", "tls.crt expired 5 days ago, at ", JOB),
     ),
     late=(lambda api: api.issue(NOW - timedelta(days=70)), "certificates", "was not renewed in time", JOB),
     no_certificate=(removed(SECRET), "certificates", "Secret vcuda-quota/vcuda-webhook-tls does not exist", JOB),
@@ -293,6 +379,7 @@ def test_a_fault_has_one_line_that_says_what_to_do(
     policies=("/validatingadmissionpolicies/", "registration"),
     pods_proxy=("/proxy/", "webhook"),
     lease=("/leases/", "controller"),
+    rights=("/subjectaccessreviews", "rights"),
     images=("/cronjobs/", "versions"),
     secret=("/secrets/", "certificates"),
 )
@@ -313,6 +400,13 @@ def test_a_certificate_of_cert_manager_is_not_renewed_by_our_job(api: Installed)
     api.objects[SECRET]["metadata"]["annotations"] = {"cert-manager.io/certificate-name": "vcuda-webhook"}
     [found] = [each for each in findings(1) if each["state"] == "wrong"]
     assert "describe certificates" in found["action"]
+
+
+def test_the_ca_bundle_is_not_blamed_for_an_expired_certificate(api: Installed) -> None:
+    api.probe = ApiError(500, "x509: certificate has expired or is not yet valid: current time is after …")
+    [found] = [each for each in findings(1) if each["state"] != "ok"]
+    assert (found["check"], JOB in found["action"]) == ("registration", True)
+    assert found["text"].endswith("cannot be called, because the webhook's certificate has expired")
 
 
 def test_an_unexplained_failure_of_the_probe_is_unknown(api: Installed) -> None:

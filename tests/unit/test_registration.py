@@ -136,11 +136,15 @@ NARROWED = [{"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "o
         "lacks or changes the webhooks validate.quota.vcuda.io",
     ),
     every_webhook_removed=(lambda api: api.objects[OF_VALIDATING].pop("webhooks"), VALIDATING, "has no webhooks yet"),
-    failures_ignored=(first_webhook(OF_VALIDATING, failurePolicy="Ignore"), VALIDATING, "validate.quota.vcuda.io"),
+    failures_ignored=(
+        first_webhook(OF_VALIDATING, failurePolicy="Ignore"),
+        VALIDATING,
+        "validate.quota.vcuda.io (failurePolicy)",
+    ),
     objects_selected=(
         first_webhook(OF_VALIDATING, objectSelector={"matchLabels": {"gpu": "yes"}}),
         VALIDATING,
-        "validate.quota.vcuda.io",
+        "validate.quota.vcuda.io (objectSelector)",
     ),
     namespaces_selected=(
         lambda api: api.objects[OF_VALIDATING]["webhooks"][0]["namespaceSelector"].update(matchLabels={"gpu": "yes"}),
@@ -156,7 +160,7 @@ NARROWED = [{"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "o
     ca_bundle_emptied=(
         lambda api: api.objects[OF_MUTATING]["webhooks"][0]["clientConfig"].update(caBundle=""),
         MUTATING,
-        "lacks or changes the webhooks mutate.quota.vcuda.io",
+        "lacks or changes the webhooks mutate.quota.vcuda.io (caBundle)",
     ),
     annotation_removed=(annotated(None), VALIDATING, f"lacks the annotation {ANNOTATION}"),
     annotation_unusable=(annotated("7"), VALIDATING, "the value must be a list of webhooks"),

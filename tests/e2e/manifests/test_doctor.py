@@ -14,10 +14,12 @@ from tests.builders import MODEL, POOL
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import ENFORCED, LEASES, SYSTEM_NAMESPACE
 from tests.e2e.manifests.balancer import Balancer, balancing
-from tests.e2e.manifests.operations import TEAM, installed
+from tests.e2e.manifests.operations import TEAM, commands, installed
+from tests.e2e.manifests.operations import run as run_script
 from tests.e2e.manifests.system import System, apply
 from tests.e2e.stage import own_address
 from tests.gpuquota import run
+from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess, eventually
 
 pytestmark = [pytest.mark.usefixtures("plane"), pytest.mark.timeout(300), pytest.mark.one_version]
@@ -150,6 +152,51 @@ def test_a_deleted_policy_is_found_until_the_manifests_are_applied_again(admin: 
     assert "create job --from=cronjob/vcuda-certs" in finding["action"]
     apply(admin, system.kustomization, "--server-side", "--force-conflicts")
     await_healthy(admin)
+
+
+def test_missing_rights_are_found_until_the_manifests_are_applied_again(admin: Cluster, clinic: Clinic) -> None:
+    system, _, _ = clinic
+    admin.kubectl("-n", f"{SYSTEM_NAMESPACE}-ledgers", "delete", "rolebinding", "vcuda-webhook")
+    admin.kubectl("delete", "clusterrolebinding", "vcuda-webhook")
+    eventually(lambda: "list nodes" in str(doctor(admin)[1].get("rights")), lambda: str(doctor(admin)))
+    [finding] = doctor(admin)[1]["rights"]
+    lacking = "get, create, update configmaps in namespace vcuda-quota-ledgers; list nodes; list pods"
+    assert finding["text"] == f"ServiceAccount vcuda-webhook must be allowed to {lacking}"
+    apply(admin, system.kustomization, "--server-side", "--force-conflicts")
+    await_healthy(admin)
+
+
+def test_a_stuck_rollout_is_found_with_the_reason_of_kubernetes(admin: Cluster, clinic: Clinic) -> None:
+    system, _, _ = clinic
+    patch = {"spec": {"template": {"spec": {"priorityClassName": "nope"}}}}
+    for name in ("vcuda-webhook", "vcuda-controller"):
+        admin.rest.merge_patch(f"{DEPLOYMENTS}/{name}", patch)
+    eventually(lambda: str(doctor(admin)).count("no PriorityClass with name nope") == 2, timeout=60)
+    removal = [{"op": "remove", "path": "/spec/template/spec/priorityClassName"}]
+    for name in ("vcuda-webhook", "vcuda-controller"):
+        admin.rest.json_patch(f"{DEPLOYMENTS}/{name}", removal)
+    apply(admin, system.kustomization, "--server-side", "--force-conflicts")
+    run_pods(admin)
+    await_healthy(admin)
+
+
+def test_a_namespace_of_ledgers_that_is_being_deleted_is_found_and_the_page_s_commands_repair_it(
+    admin: Cluster, clinic: Clinic
+) -> None:
+    system, _, _ = clinic
+    namespace = f"{SYSTEM_NAMESPACE}-ledgers"
+    admin.create(card_pod("charged", TEAM))
+    eventually(lambda: admin.kubectl("-n", namespace, "get", "configmap", f"gpu-ledger-{TEAM}"))
+    admin.kubectl("delete", "namespace", namespace, "--wait=false")
+    [finding] = doctor(admin)[1]["ledgers"]
+    assert f"namespace {namespace} is being deleted, so no ledger can be created" in finding["text"]
+    [repair] = commands("The namespace of the ledgers is being deleted")
+    run_script(system, repair)
+    [finding] = doctor(admin)[1]["ledgers"]
+    assert f"namespace {namespace} does not exist" in finding["text"]
+    apply(admin, system.kustomization, "--server-side", "--force-conflicts")
+    await_healthy(admin)
+    admin.create(card_pod("next", TEAM))
 
 
 def test_a_namespace_that_the_quota_does_not_reach_and_an_old_lease_are_found(admin: Cluster, clinic: Clinic) -> None:
