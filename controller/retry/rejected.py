@@ -15,7 +15,7 @@ from controller.seen_events import REASON
 from vcuda import errors, k8s_types
 from vcuda.k8s_types import Decoder
 from vcuda.kube import Kube, objects, segment
-from vcuda.quota.model import NOT_MUTATED
+from vcuda.quota.model import MUTATE_FAILED, NOT_MUTATED
 from vcuda.quota.terms import NO_MODEL_USABLE, reports_shortage
 
 LOOK_SECONDS = 10.0
@@ -121,8 +121,8 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
 
 
 def may_pass_later(message: str) -> bool:
-    """Return True if a retry may succeed: the message reports a rejection for quota, or that /mutate was not called."""
-    return reports_shortage(message) or NOT_MUTATED in message
+    """Return True if a retry may succeed: the message reports a rejection for quota, or a pod that lacks a patch."""
+    return reports_shortage(message) or NOT_MUTATED in message or MUTATE_FAILED in message
 
 
 def lacks_model(message: str) -> bool:

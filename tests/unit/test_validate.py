@@ -1,6 +1,7 @@
 """Tests of /validate. Every kind of pod is tried here, because only /validate admits pods."""
 
 import asyncio
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 from unittest import mock
@@ -15,6 +16,7 @@ from tests.builders import MODEL, POOL, Manifest, held_to, pod_of_cores, require
 from tests.replicas import Clock
 from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse
+from vcuda.errors import Forbidden, Unavailable, VcudaError, cut
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Usage
 from vcuda.quota.shortage import Shortage
@@ -22,7 +24,7 @@ from vcuda.quota.terms import MODEL_ANNOTATION, UNSTORED_CAUSE
 from webhook.ledger.charging import ChargeRequest, PutOff
 from webhook.ledger.ledgers import MAX_KNOWN_NAMESPACES, MemoryLedgers
 from webhook.review.answers import mutate, validate
-from webhook.review.decisions import SKIPPED_SECONDS, SkippedMutate
+from webhook.review.decisions import SKIPPED_SECONDS, Creation, SkippedMutate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 1000)})
 POOLED = NamespaceQuota({"M40": Limit(800)}, pools=("public", "lab"))
@@ -270,6 +272,55 @@ def test_a_new_pod_that_requests_no_gpu_itself_keeps_no_allocation_records(
     assert ("the pod has allocation records: hami.io/vgpu-node" in validated.message) is (mode is Mode.ENFORCE)
     mutated, validated = answers({"annotations": {"note": "x"}})
     assert (mutated.patch, validated.allowed) == ([] if fields else (), True)
+
+
+FORBIDDEN = Forbidden(403, 'configmaps "gpu-ledger-team-a" is forbidden: User "vcuda-webhook" cannot get it')
+
+
+class Failing(MemoryLedgers):
+    """Ledgers that /mutate cannot read."""
+
+    async def cached_usage(self, _namespace: str, _seconds: float | None = None) -> Mapping[str, Usage]:
+        raise FORBIDDEN
+
+
+@pytest.mark.parametrize("error", [FORBIDDEN, Unavailable("the ledger could not be read"), Unavailable("x" * 9999)])
+def test_a_pod_without_a_trace_of_mutate_is_rejected_with_the_reason_why_mutate_failed(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, error: VcudaError
+) -> None:
+    monkeypatch.setattr("tests.unit.test_validate.FORBIDDEN", error)
+    skipped, policy = SkippedMutate(clock.monotonic), builders.policy_for(QUOTA)
+
+    def asked(**metadata: Any) -> Creation:
+        manifest = pod_of_cores(100, affinity=None, **metadata)
+        return replace(creation(manifest, policy, Failing()), skipped=skipped)
+
+    with pytest.raises(type(error)):
+        asyncio.run(mutate(asked()))
+    reason = f"/mutate failed: {cut(str(error), 500)}; a required node affinity"
+    for seconds, status in ((0, HTTPStatus.TOO_MANY_REQUESTS), (SKIPPED_SECONDS - 1, HTTPStatus.TOO_MANY_REQUESTS)):
+        clock.now += seconds
+        answer = asyncio.run(validate(asked()))
+        assert (answer.outcome, answer.status, answer.retry_after) == ("not-mutated", status, 1)
+        assert answer.message.startswith(reason)
+        annotated = asyncio.run(validate(asked(annotations={MODEL_ANNOTATION: "M40"})))
+        assert annotated.message.startswith(f"{NOT_MUTATED}: ")
+    with pytest.raises(type(error)):
+        asyncio.run(mutate(asked()))
+    clock.now += 1
+    final = asyncio.run(validate(asked()))
+    assert (final.outcome, final.status) == ("not-pinned", HTTPStatus.FORBIDDEN)
+    assert final.message.startswith(reason)
+    assert "registration" not in final.message
+    clock.now += SKIPPED_SECONDS
+    assert asyncio.run(validate(asked())).message.startswith(f"{NOT_MUTATED}: ")
+
+
+def test_failures_of_mutate_are_remembered_within_a_bound(clock: Clock) -> None:
+    skipped = SkippedMutate(clock.monotonic)
+    for number in range(MAX_KNOWN_NAMESPACES + 1):
+        skipped.add_failure(f"team-{number}", FORBIDDEN)
+    assert [skipped.failure(f"team-{number}") for number in (MAX_KNOWN_NAMESPACES, 0)] == [str(FORBIDDEN), ""]
 
 
 def test_namespaces_with_skipped_pods_are_remembered_within_a_bound(clock: Clock) -> None:

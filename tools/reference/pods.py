@@ -24,6 +24,7 @@ from tools.reference.pod_answers import BIG, CARD, NO_HINTS, NODES, SMALL, Answe
 from tools.reference.told import Chapter, Told
 from tools.reference.undecided import registered, undecided
 from vcuda.admission_review import AdmissionResponse, ReviewDeadline
+from vcuda.errors import Unavailable
 from vcuda.placement.choice import Choice, Option, Rule, choose
 from vcuda.placement.nodes import CORDON, NOT_READY, Nodes, NodeStates, Taint
 from vcuda.placement.patches import Hints
@@ -248,6 +249,11 @@ def _rejected() -> list[Told]:
             "Clients retry by themselves. If the message stays, check that a replica of the webhook is ready.",
         ),
         Told(
+            charge(CARD, SMALL, affinity=None, skipped=_failed()).message,
+            "The webhook was called, and could not choose a model. Clients retry by themselves. If the reason contains"
+            " `is forbidden`, see [a role is missing](troubleshooting.md#a-role-is-missing).",
+        ),
+        Told(
             charge(CARD, SMALL, affinity=None, skipped=_long_skipped()).message,
             "Check that `/mutate` is registered, and that a replica of the webhook answers it.",
         ),
@@ -308,6 +314,12 @@ def _rejected() -> list[Told]:
             " pods already use.",
         ),
     ]
+
+
+def _failed() -> SkippedMutate:
+    skipped = SkippedMutate()
+    skipped.add_failure("team-a", Unavailable("the API server did not answer"))
+    return skipped
 
 
 def _long_skipped() -> SkippedMutate:

@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 from vcuda.admission_review import AdmissionResponse, Outcome
 from vcuda.claims.names import GROUP
-from vcuda.errors import LedgerLost, UnreadableLedger
+from vcuda.errors import LedgerLost, UnreadableLedger, VcudaError
 from vcuda.ledger.ledger import Admitted
 from vcuda.quota import grant_words
 from vcuda.quota.model import cards
@@ -55,6 +55,10 @@ async def answer(path: str, create: Creation) -> AdmissionResponse:
         return written(Rejection(Outcome.LEDGER_LOST, str(error)))
     except UnreadableLedger as error:
         return written(Rejection(Outcome.UNREADABLE_LEDGER, str(error)))
+    except VcudaError as error:
+        if path == "/mutate" and create.skipped:
+            create.skipped.add_failure(review.namespace, error)
+        raise
 
 
 mutate, validate = functools.partial(answer, "/mutate"), functools.partial(answer, "/validate")

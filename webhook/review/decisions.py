@@ -16,7 +16,7 @@ from datetime import datetime
 import msgspec
 
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse, Outcome, ReviewDeadline
-from vcuda.errors import Fault, limited
+from vcuda.errors import Fault, cut, limited
 from vcuda.k8s_types import ObjectMeta, Operation
 from vcuda.ledger.ledger import NO_MODEL, Admitted, Pending, Rejected
 from vcuda.placement.choice import MAX_NAMED, Choice, choose, choose_regardless, read_wish
@@ -47,6 +47,10 @@ CHOICE_SECONDS = 2.0
 SKIPPED_SECONDS = 30.0
 """The time for which a namespace's pods without a trace of /mutate are retried. A replica is replaced within it. After
 as long a time without such a pod, the next one is retried again."""
+
+
+MAX_FAILURE_LENGTH = 500
+"""The maximum length of the text of a failure of /mutate in a rejection by /validate."""
 
 
 class RecentChoices:
@@ -85,13 +89,15 @@ class RecentChoices:
 
 
 class SkippedMutate:
-    """The namespaces in which /validate has lately seen a pod for which /mutate was not called. Thread-safe."""
+    """The namespaces in which /validate has lately seen a pod for which /mutate was not called, or in which /mutate of
+    this replica has lately failed. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
         self._clock = clock
         # Maps each namespace to the times of the first and of the last such pod.
         self._seen = ByNamespace(lambda _namespace: [clock()] * 2, clock)
+        self._failures: ByNamespace[list[tuple[float, str]]] = ByNamespace(lambda _namespace: [], clock)
 
     def may_pass(self, namespace: str) -> bool:
         """Record such a pod, and return True until `SKIPPED_SECONDS` after the first such pod of an unbroken series."""
@@ -99,6 +105,17 @@ class SkippedMutate:
             seen, now = self._seen[namespace], self._clock()
             seen[:] = now if now - seen[1] > SKIPPED_SECONDS else seen[0], now
             return now - seen[0] < SKIPPED_SECONDS
+
+    def add_failure(self, namespace: str, error: Exception) -> None:
+        """Record that /mutate of this replica has failed. Only the text of later rejections depends on it."""
+        with self._lock:
+            self._failures[namespace][:] = [(self._clock(), cut(str(error), MAX_FAILURE_LENGTH))]
+
+    def failure(self, namespace: str) -> str:
+        """Return the last failure of /mutate within `SKIPPED_SECONDS`; empty if there was none."""
+        with self._lock:
+            found = self._failures[namespace]
+            return found[0][1] if found and self._clock() - found[0][0] < SKIPPED_SECONDS else ""
 
 
 class Creation(msgspec.Struct, frozen=True, gc=False):

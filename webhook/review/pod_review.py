@@ -16,7 +16,7 @@ from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, Check, Decoder, Oper
 from vcuda.ledger.ledger import Pending
 from vcuda.placement import patches, placement
 from vcuda.placement.placement import DEFAULT_SCHEDULER, HOSTNAME, find_serving, reaches
-from vcuda.quota.model import NOT_MUTATED, Allowance, NamespaceQuota
+from vcuda.quota.model import MUTATE_FAILED, NOT_MUTATED, Allowance, NamespaceQuota
 from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.quota.values import listed
 from vcuda.requests.bypasses import could_reach_gpus, find_bypasses
@@ -210,7 +210,7 @@ async def validate(create: Creation, review: PodReview) -> Verdict:
     # skipped /mutate (failurePolicy Ignore). So /validate computes everything again from the pod that will be stored.
     hints = review.hints(pinned.model)
     undone = [*_undone(review, pinned, hints)]
-    stray = [f"{NOT_MUTATED}: {'; '.join(undone)}"] if undone else []
+    stray = [_lacks(create, review, undone)] if undone else []
     stray += other_scheduler(review, hints.scheduler)
     if stray and review.enforced:
         return _not_mutated(create, review, "; ".join(stray), skipped=bool(undone))
@@ -231,16 +231,31 @@ def _not_mutated(create: Creation, review: PodReview, message: str, *, skipped: 
         return Rejection(Outcome.NOT_PINNED, message)
     if create.skipped.may_pass(review.namespace):
         return Rejection(Outcome.NOT_MUTATED, f"{message}; try again in {decisions.RETRY_AFTER_SECONDS} s", soon=True)
+    if _failure(create, review):
+        return Rejection(Outcome.NOT_PINNED, message)
     seconds = decisions.SKIPPED_SECONDS
     likely = f"/mutate has patched no such pod for {seconds:g} s, so its registration is probably missing or wrong"
     return Rejection(Outcome.NOT_PINNED, f"{message}; {likely}")
+
+
+def _lacks(create: Creation, review: PodReview, undone: Sequence[str]) -> str:
+    """Return the error message for the changes of /mutate that the pod lacks."""
+    failure = _failure(create, review)
+    return f"{MUTATE_FAILED}: {failure}; {'; '.join(undone)}" if failure else f"{NOT_MUTATED}: {'; '.join(undone)}"
+
+
+def _failure(create: Creation, review: PodReview) -> str:
+    """Return why /mutate of this replica failed lately in the namespace; empty if the pod has a trace of /mutate."""
+    if create.skipped is None or MODEL_ANNOTATION in review.pod.annotations:
+        return ""
+    return create.skipped.failure(review.namespace)
 
 
 def _recorded(create: Creation, review: PodReview, undone: Sequence[str] = ()) -> Rejection | None:
     """Return the rejection of a pod that requests no GPU itself, if it has allocation records or faults ``undone``."""
     undone = [*undone, *left_to_mutate(patches.unrecorded_patch(review.pod))]
     if undone and review.enforced:
-        return _not_mutated(create, review, f"{NOT_MUTATED}: {'; '.join(undone)}", skipped=True)
+        return _not_mutated(create, review, _lacks(create, review, undone), skipped=True)
     return None
 
 
@@ -248,7 +263,7 @@ def _claiming(create: Creation, review: PodReview, pin: placement.Pin) -> Simple
     """Return the verdict about a pod that requests cards only by ResourceClaims. Only the claims are charged."""
     # The webhook does not judge the templates that the pod names, because replicas keep no copy of the templates.
     undone = [] if pin.in_pools(review.quota) else [_outside_pools(review)]
-    warnings = review.warnings(*(f"{NOT_MUTATED}: {each}" for each in undone))
+    warnings = review.warnings(*(_lacks(create, review, [each]) for each in undone))
     return _recorded(create, review, undone) or AdmissionResponse(Outcome.CLAIMS, warnings=warnings)
 
 

@@ -14,8 +14,7 @@ from tests.builders import MODEL, POOL
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import ENFORCED, LEASES, SYSTEM_NAMESPACE
 from tests.e2e.manifests.balancer import Balancer, balancing
-from tests.e2e.manifests.operations import TEAM, commands, installed
-from tests.e2e.manifests.operations import run as run_script
+from tests.e2e.manifests.operations import TEAM, commands, installed, run as run_script
 from tests.e2e.manifests.system import System, apply
 from tests.e2e.stage import own_address
 from tests.gpuquota import run
@@ -59,13 +58,15 @@ def run_pods(admin: Cluster) -> None:
 
 def is_rolled_out(admin: Cluster, name: str) -> bool:
     """Set the pods of the Deployment to ready, and return whether the controller manager has completed its rollout."""
-    status = {"phase": "Running", "podIP": own_address(), "conditions": [{"type": "Ready", "status": "True"}]}
+    # The Deployment has minReadySeconds, so a pod is available only if its readiness has a time.
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    status = {"phase": "Running", "podIP": own_address(), "conditions": [ready]}
     for pod in pods_of(admin, name):
         if pod["status"]["phase"] != "Running":
             admin.set_pod_status(SYSTEM_NAMESPACE, pod["metadata"]["name"], status)
     deployment = admin.rest.get(f"{DEPLOYMENTS}/{name}")
     told, replicas = deployment["status"], deployment["spec"]["replicas"]
-    counts = [told.get(count) for count in ("replicas", "updatedReplicas", "readyReplicas")]
+    counts = [told.get(count) for count in ("replicas", "updatedReplicas", "availableReplicas")]
     return told.get("observedGeneration") == deployment["metadata"]["generation"] and counts == [replicas] * 3
 
 
