@@ -109,7 +109,7 @@ def team(mixed: Installation) -> Iterator[str]:
             WHOLE, {}, {MODEL: "L40S"}, "left", "default-scheduler", id="cards, where HAMi has left a register"
         ),
         pytest.param(SHARE, {}, {}, "h1", NAME, id="a share"),
-        pytest.param(MIG, {}, {}, "p1", "default-scheduler", id="a MIG slice"),
+        pytest.param(MIG, {}, {}, "h1", "default-scheduler", id="a MIG slice, on a model with MIG"),
     ],
 )
 def test_each_pod_is_bound_to_a_node_that_its_scheduler_serves(

@@ -92,7 +92,7 @@ TABLES = (
 # whole name, because names such as gpu-l4, a2-highgpu-1g and p4-24xlarge may mean cards with MIG.
 _WITHOUT_MIG = re.compile(
     r"(?:geforce|gtx|titan|quadro|rtx[-_]?a[0-9]{4}|rtx[-_]?[2-5]0[5-9]0|rtx[-_]?[456][05]00[-_]ada"
-    r"|(?:tesla-)?(?:a10[gm]?|a16|a40|k[48]0|l4|l20|l40[gs]?|m[46]0|p40|p100|t4g?|v100s?))(?:[-_].*)?"
+    r"|(?:tesla-)?(?:a10[gm]?|a16|a40|l4|l20|l40[gs]?|p40|p100|t4g?|v100s?))(?:[-_].*)?"
     r"|a2|l2|(?:tesla-)?p4",
     re.ASCII,
 )
