@@ -84,7 +84,7 @@ def created(asked: Webhook, manifest: Manifest) -> tuple[str, str]:
     a_share=(SHARE, {}, "A100", "hami-scheduler"),
     a_share_that_opts_out=(SHARE, IGNORED, "A100", "hami-scheduler"),
     a_share_of_vgpu_manager=(VGPU_SHARE, {}, "V100", "vgpu-scheduler"),
-    a_mig_slice=(MIG, {}, "T4", ""),
+    a_mig_slice=(MIG, {}, "A100", ""),
     a_device_by_its_class=(BY_CLASS, {}, "T4", ""),
     a_model_without_nodes=(WHOLE, {"nodeSelector": {MODEL: "L4"}}, "L4", "hami-scheduler"),
     a_share_on_a_model_without_nodes=(SHARE, {"nodeSelector": {MODEL: "L4"}}, "L4", "hami-scheduler"),
@@ -108,15 +108,17 @@ def test_an_outdated_register_serves_nothing() -> None:
 
 
 @cases(
-    "limits, scheduler",
-    of_no_scheme=(MIG, ""),
-    by_class=(BY_CLASS, ""),
-    plain_cards=(WHOLE, ""),
-    vcuda=(VCUDA, "gpu-scheduler"),
+    "limits, model, scheduler",
+    of_no_scheme=(MIG, "A100", ""),
+    by_class=(BY_CLASS, "T4", ""),
+    plain_cards=(WHOLE, "T4", ""),
+    vcuda=(VCUDA, "T4", "gpu-scheduler"),
 )
-def test_the_scheduler_of_the_flag_is_set_only_on_vcuda_pods(limits: dict[str, int], scheduler: str) -> None:
-    asked = webhook(SEPARATE, "T4", resources=GpuResources(), scheduler="gpu-scheduler")
-    assert created(asked, vcuda_pod(limits)) == ("T4", scheduler)
+def test_the_scheduler_of_the_flag_is_set_only_on_vcuda_pods(
+    limits: dict[str, int], model: str, scheduler: str
+) -> None:
+    asked = webhook(SEPARATE, model, resources=GpuResources(), scheduler="gpu-scheduler")
+    assert created(asked, vcuda_pod(limits)) == (model, scheduler)
 
 
 def test_a_pod_that_no_node_of_its_models_can_serve_is_rejected_with_the_reason() -> None:
