@@ -1,18 +1,24 @@
 """The report of a namespace's GPU usage, which is published in a ConfigMap, in metrics and on the usage page."""
 
+from __future__ import annotations
+
 import datetime
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
-from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import FULL, NO_LIMIT, Ledger
-from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import CORES_PER_CARD, Charge, Cores, Granted, NamespaceQuota, Usage, total
 from vcuda.quota.terms import UNSTORED_CAUSE
+
+if TYPE_CHECKING:
+    # The plugin reads reports without the package kubernetes, which these modules import.
+    from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
+    from vcuda.allocations.stored_pods import StoredPod
+    from vcuda.placement.nodes import Nodes
 
 MAX_REPORTED_PODS = 100
 """A report names at most this many pods for each model (the largest ones), and this many pods without a model."""
@@ -122,7 +128,7 @@ class NamespaceUse:
     def has_room(self) -> bool:
         return all(model.has_room for model in self.models)
 
-    def shortened(self) -> "NamespaceUse":
+    def shortened(self) -> NamespaceUse:
         """Return the report as it is published, with at most `MAX_REPORTED_PODS` pods in ``unpinned``."""
         more = max(len(self.unpinned) - MAX_REPORTED_PODS, 0)
         return replace(self, unpinned=self.unpinned[:MAX_REPORTED_PODS], more_unpinned=more)
@@ -147,17 +153,18 @@ def report(
     ``claims`` must not include claims that are already charged to their pod. ``unstored``: the uids of the pending
     charges whose pods or claims should have been stored by now.
     """
-    holders: dict[str, list[tuple[StoredPod | StoredClaim, Charge]]] = {}
+    # The name and the charge of each pod and claim, and whether it is a claim, by model.
+    holders: dict[str, list[tuple[str, Charge, bool]]] = {}
     unpinned = []
     for pod in pods:
         model = pod.model_on(nodes)
         if pod.live and model:
-            holders.setdefault(model, []).append((pod, pod.charge_on(nodes)))
+            holders.setdefault(model, []).append((pod.name, pod.charge_on(nodes), False))
         elif pod.live:
             unpinned.append(pod.name)
     for claim, taken in claims:
         for model, charge in taken.charges.items():
-            holders.setdefault(model, []).append((claim, charge))
+            holders.setdefault(model, []).append((claim.name, charge, True))
     # The charges that fill a quota are larger than every cluster, and no pod uses them. So no figure includes them.
     terminating = {key: each for key, each in ledger.terminating.items() if FULL not in key}
     is_full = len(terminating) < len(ledger.terminating)
@@ -194,16 +201,16 @@ def _model(
     model: str,
     quota: NamespaceQuota,
     usages: Mapping[str, Usage],
-    holders: list[tuple[StoredPod | StoredClaim, Charge]],
+    holders: list[tuple[str, Charge, bool]],
 ) -> ModelUse:
     limit = quota.limits.get(model, NO_LIMIT)
     usage = usages.get(model, Usage())
     used = usage.in_use
     memory = used.memory_under(limit)
-    largest = sorted(holders, key=lambda each: (-each[1].cores, -each[1].memory, each[0].name))
+    largest = sorted(holders, key=lambda each: (-each[1].cores, -each[1].memory, each[0]))
     named = (
-        PodUse(holder.name, math.ceil(charge.cores), charge.memory_under(limit), isinstance(holder, StoredClaim))
-        for holder, charge in largest[:MAX_REPORTED_PODS]
+        PodUse(name, math.ceil(charge.cores), charge.memory_under(limit), is_claim)
+        for name, charge, is_claim in largest[:MAX_REPORTED_PODS]
     )
     return ModelUse(
         model=model,
