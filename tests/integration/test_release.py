@@ -77,7 +77,7 @@ def run(plugin: Path, program: str, *arguments: str) -> tuple[int, str, str]:
 
 def test_the_plugin_runs_with_the_packages_that_the_wheel_requires(plugin: Path) -> None:
     assert run(plugin, "kubectl-gpuquota", "--version") == (0, f"kubectl gpuquota {__version__}\n", "")
-    status, output, _ = run(plugin, "kubectl_complete-gpuquota", "ref")
+    status, output, _ = run(plugin, "kubectl_complete-gpuquota", "rej")
     assert (status, output.partition("\t")[0]) == (0, "rejections")
 
 
