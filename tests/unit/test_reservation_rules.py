@@ -203,7 +203,7 @@ MUTANTS = {
     ),
     "all reservations together are within the limit": Broken(
         namespace_ledger,
-        "plan",
+        "plan_reservation",
         planned_without_others,
         scenarios.little_room_beside_what_others_reserve,
         "more than the limit is charged",
