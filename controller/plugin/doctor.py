@@ -164,14 +164,10 @@ def _incomplete(deployment: Json, pods: int) -> str:
     failed = {("ReplicaFailure", "True"), ("Progressing", "False")}
     conditions = (each for each in status.get("conditions") or () if (each["type"], each["status"]) in failed)
     reasons = "".join(f": {each.get('message', '')}" for each in conditions)
-    return next(
-        (
-            f"{n} of {wanted} pods of Deployment {metadata['name']} {x}{reasons}"
-            for x, n in counts.items()
-            if n < wanted
-        ),
-        "",
-    )
+    for state, count in counts.items():
+        if count < wanted:
+            return f"{count} of {wanted} pods of Deployment {metadata['name']} {state}{reasons}"
+    return ""
 
 
 def _versions(seen: Installation) -> Iterator[Defect | str]:

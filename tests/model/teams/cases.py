@@ -63,7 +63,6 @@ SMALL = {
     "moves, and ends": MOVES._replace(ends=1),
     "moves with forced deletions": MOVES._replace(lingers=True),
 }
-
 """The bounds that `make test` explores: about 100,000 states (worlds)."""
 
 DEEP = {
@@ -145,7 +144,7 @@ MUTANTS = [
     Mutant("OPEN", "opened by an older mark", FAULTY),
     Mutant("OPEN", "a new part is opened without a mark", NEW),
     Mutant("OPEN", "a lost part is opened without a wait", FAULTY),
-    Mutant("LEASE", "a lease is renewed for a frozen part", LEAVES._replace(reserve=(1, 1))),
+    Mutant("RENEW", "a reservation is renewed for a frozen part", LEAVES._replace(reserve=(1, 1))),
     Mutant("ADMIT", "the limit of the namespace is not checked", MOVES),
     Mutant("ADMIT", "the limit of the team is not checked", JOINS),
     Mutant("ADMIT", "the total is not checked", SMALL["one total for two models"]),

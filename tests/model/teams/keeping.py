@@ -230,7 +230,9 @@ def is_over(world: World, bounds: Bounds, namespace: int) -> bool:
     No pod of the namespace can still be stored, and no replica can still admit from a reservation of it.
     """
     live = any(
-        replica.leases[ledger] and replica.held[ledger][namespace] for replica in world.replicas for ledger in LEDGERS
+        replica.admitting[ledger] and replica.held[ledger][namespace]
+        for replica in world.replicas
+        for ledger in LEDGERS
     )
     unconfirmed = any(replica.write and replica.write.landed for replica in world.replicas)
     return not live and not unconfirmed and not pods_of(world, bounds, namespace, YES)
@@ -307,10 +309,10 @@ def recount(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def is_spent(world: World, bounds: Bounds, namespace: int, r: int, ledger: int) -> bool:
-    """REAP: return whether a reservation is old: its lease has ended, and no pod that it admitted can be stored."""
+    """REAP: return whether a reservation is old: its time has ended, and no pod that it admitted can be stored."""
     replica = world.replicas[r]
     on_way = replica.write is not None and replica.write.ledger == ledger
-    live = replica.leases[ledger] == 1 and replica.held[ledger][namespace] > 0
+    live = replica.admitting[ledger] == 1 and replica.held[ledger][namespace] > 0
     storable = any(
         (pod.stage, pod.replica, pod.source) == (YES, r, ledger) and bounds.pods[i][0] == namespace
         for i, pod in enumerate(world.pods)

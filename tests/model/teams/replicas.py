@@ -42,9 +42,9 @@ BACK = {FLUSHED: RESERVED, SYNCED: WAITING}
 """For each place of a pod that is part of a pending write: its place after the API server has rejected the write."""
 
 RENEWED = 2
-"""The lease of a replica that a wrong rule has renewed for a part that was frozen."""
+"""The time of a reservation that a wrong rule has renewed for a part that was frozen."""
 
-LATE_LEASE = "a lease is renewed for a frozen part"
+LATE_RENEWAL = "a reservation is renewed for a frozen part"
 
 
 def name(replica: int) -> str:
@@ -126,7 +126,7 @@ def learn(world: World, bounds: Bounds) -> Iterator[Step]:
     """A replica reads the next document. Its reservations were sized by the older one, so they admit nothing more."""
     for r, replica in enumerate(world.replicas):
         if bounds.learns and replica.document + 1 < len(bounds.documents) and replica.write is None:
-            new = replica._replace(document=replica.document + 1, leases=(0, 0))
+            new = replica._replace(document=replica.document + 1, admitting=(0, 0))
             yield f"{name(r)} reads document {new.document}", with_replica(world, r, new)
 
 
@@ -157,15 +157,15 @@ def admit_from_reservation(world: World, bounds: Bounds) -> Iterator[Step]:
             continue
         replica = world.replicas[pod.replica]
         ledger = bounds.documents[replica.document].places[namespace]
-        if replica.leases[ledger] and left(world, pod.replica, ledger, namespace, bounds) > 0:
+        if replica.admitting[ledger] and left(world, pod.replica, ledger, namespace, bounds) > 0:
             admitted = pod._replace(stage=YES, where=RESERVED, source=ledger)
             yield f"{name(pod.replica)} admits p{i} from its reservation", with_pods(world, {i: admitted})
 
 
 def is_gone(world: World, r: int, ledger: int, namespace: int, bounds: Bounds) -> bool:
-    """Return whether the ledger shows a replica that its reservation is gone: removed, or in a part that is frozen."""
+    """Return whether the ledger shows that the replica's reservation was removed, or that its part is frozen."""
     part = world.ledgers[ledger].parts[namespace]
-    if part and bounds.broken == LATE_LEASE and part.state == FROZEN:
+    if part and bounds.broken == LATE_RENEWAL and part.state == FROZEN:
         return False
     return world.replicas[r].held[ledger][namespace] > 0 and not (part and part.state == OPEN and part.reserved[r] > 0)
 
@@ -307,27 +307,27 @@ def _confirmed(world: World, r: int, write: Write, bounds: Bounds) -> World:
         if pod.replica == r and pod.where in BACK:
             stage = YES if pod.where == SYNCED and pod.stage == ASKED else pod.stage
             pods[i] = pod._replace(stage=stage, where=AWAY)
-    held, lease = write.reserve, int(any(write.reserve))
-    if bounds.broken == LATE_LEASE:
+    held, admits = write.reserve, int(any(write.reserve))
+    if bounds.broken == LATE_RENEWAL:
         old = replica.held[write.ledger]
         kept = [bool(part and part.state == FROZEN) for part in world.ledgers[write.ledger].parts]
         held = tuple(old[n] if kept[n] else each for n, each in enumerate(held))
-        lease = RENEWED if any(old[n] for n in NAMESPACES if kept[n]) else lease
+        admits = RENEWED if any(old[n] for n in NAMESPACES if kept[n]) else admits
     new = Replica(
         replica.document,
         with_item(replica.held, write.ledger, held),
-        with_item(replica.leases, write.ledger, lease),
+        with_item(replica.admitting, write.ledger, admits),
     )
     return with_replica(world, r, new, pods)
 
 
-def leases_end(world: World, bounds: Bounds) -> Iterator[Step]:
+def reservations_end(world: World, bounds: Bounds) -> Iterator[Step]:
     del bounds
     for r, replica in enumerate(world.replicas):
-        for ledger, lease in enumerate(replica.leases):
-            if lease:
-                over = replica._replace(leases=with_item(replica.leases, ledger, 0))
-                yield f"the lease of {name(r)} in {ledger_name(ledger)} ends", with_replica(world, r, over)
+        for ledger, admits in enumerate(replica.admitting):
+            if admits:
+                over = replica._replace(admitting=with_item(replica.admitting, ledger, 0))
+                yield f"the reservation time of {name(r)} in {ledger_name(ledger)} ends", with_replica(world, r, over)
 
 
 def crash(world: World, bounds: Bounds) -> Iterator[Step]:
@@ -353,4 +353,4 @@ def crash(world: World, bounds: Bounds) -> Iterator[Step]:
         yield f"{name(r)} crashes and starts again", new
 
 
-RULES = (api_server, learn, admit_from_reservation, forget, send, lands, leases_end, crash)
+RULES = (api_server, learn, admit_from_reservation, forget, send, lands, reservations_end, crash)

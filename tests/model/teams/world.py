@@ -131,12 +131,12 @@ class Write(NamedTuple):
 class Replica(NamedTuple):
     """One replica of the webhook. ``held``: for each ledger and namespace, its reservation, as the replica knows it.
 
-    ``leases``: for each ledger, 1 while the replica may still admit from its reservations.
+    ``admitting``: for each ledger, 1 while the replica may still admit from its reservations.
     """
 
     document: int
     held: tuple[tuple[int, ...], ...]
-    leases: tuple[int, ...]
+    admitting: tuple[int, ...]
     write: Write | None = None
 
 
