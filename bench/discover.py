@@ -15,8 +15,9 @@ from examples.discovery import A100, MODEL, REPORTED, features, hami, node
 from vcuda.claims.devices import read_slice
 from vcuda.cli import aligned
 from vcuda.discovery.discovered import find_model
-from vcuda.discovery.sources import published_cards, read_facts
+from vcuda.discovery.sources import published_cards
 from vcuda.k8s_types import Node
+from vcuda.placement.device_plugins import read_facts
 from vcuda.placement.registers import read_registers
 from vcuda.requests.resources import BUILT_IN
 

@@ -17,7 +17,7 @@ from bench.plane import write_certificates
 from vcuda.cli import aligned
 from vcuda.placement.patches import Hints
 from webhook.check.files import read_cluster
-from webhook.server.server import standalone_service
+from webhook.check.standalone import standalone_service
 
 ROUNDS, SECONDS, CONNECTIONS = 7, 2.0, 8
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
 from controller import certificates, metrics, registration, workqueue
+from controller.discover.metrics import ModelNodesCollector
 from controller.discover.model_labels import ModelLabels
 from controller.extender import service
 from controller.garbage import stale_gc
@@ -22,10 +22,11 @@ from controller.retry import claim_retrier, retrier
 from controller.violations.violation_watcher import Evictor, ViolationOptions, ViolationWatcher
 from vcuda import kube as k8s
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
-from vcuda.discovery.names import model_warnings
+from vcuda.cli import ClusterOptions
 from vcuda.kube.metrics import UnreadCollector
 from vcuda.ledger.report import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
+from vcuda.placement.missing_models import model_warnings
 from vcuda.quota.terms import SYSTEM_NAMESPACES
 
 OFFERS = "offers"
@@ -40,22 +41,12 @@ STOP_TIMEOUT_SECONDS = 5.0  # When the leader stops, its loops get this many sec
 Address = tuple[str, int]
 
 
-class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+class RunOptions(ClusterOptions, frozen=True, kw_only=True):
     """The values of the options of `vcuda-controller run`, which docs/reference.md explains."""
 
-    kubeconfig: Path | None
-    quota_configmap: tuple[str, str]
-    quota_key: str
-    system_namespace: str
-    ledger_namespace: str
-    node_namespace: str
-    model_label: str
-    pool_label: str
     identity: str | None
     lease_seconds: int
-    storable_seconds: int
     full_pass_seconds: int
-    max_terminating_seconds: int
     allocation_timeout: int
     dry_run: bool
     discover: bool
@@ -73,7 +64,6 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     extender_client_name: str
     extender_advertise: Address | None
     webhook_service: str
-    log_level: str
 
 
 class Leader:
@@ -157,7 +147,7 @@ class Leader:
         self.violations = self._make_violations(eviction, store, registry)
         registry.register(metrics.UsageCollector(self.publisher.reports, self.recounter.reservation_ages))
         registry.register(metrics.ViolationsCollector(self.violations.counts))
-        registry.register(metrics.ModelNodesCollector(self.model_labels.counts, self.nodes.current, self.quota.current))
+        registry.register(ModelNodesCollector(self.model_labels.counts, self.nodes.current, self.quota.current))
         registry.register(UnreadCollector(self.reflectors))
         checked = options.webhook_service
         self.certificates = certificates.CertificateWatch(kube, system_namespace, checked) if checked else None

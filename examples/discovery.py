@@ -12,9 +12,10 @@ import msgspec
 from vcuda.claims.devices import read_slice
 from vcuda.claims.objects import ResourceSlice
 from vcuda.discovery.discovered import Found, find_model
-from vcuda.discovery.sources import DISCOVERED, published_cards, read_facts
+from vcuda.discovery.sources import published_cards
 from vcuda.k8s_types import Node
 from vcuda.placement.affinity import NodeLabels
+from vcuda.placement.device_plugins import DISCOVERED, read_facts
 from vcuda.placement.registers import read_registers
 from vcuda.requests import card_models
 from vcuda.requests.resources import BUILT_IN, NO_ROWS, CardModels, GpuResources

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+import msgspec
 
 from vcuda.errors import BadInput
 from vcuda.quota.terms import (
@@ -106,6 +107,22 @@ log_level_option = option("--log-level", default="info", type=click.Choice(["deb
 status_address_option = address_option(
     "--status-address", default="0.0.0.0:8080", help="Address of /healthz, /readyz and /metrics."
 )
+
+
+class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The values of the options that the webhook and the controller share, which docs/reference.md explains."""
+
+    kubeconfig: Path | None
+    quota_configmap: tuple[str, str]
+    quota_key: str
+    system_namespace: str
+    ledger_namespace: str
+    node_namespace: str
+    model_label: str
+    pool_label: str
+    storable_seconds: int
+    max_terminating_seconds: int
+    log_level: str
 
 
 class FiniteRange(click.FloatRange):

@@ -23,6 +23,7 @@ from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES
 from vcuda.requests.schemes import SCHEMES
 from vcuda.workloads import NO_PODS
 from webhook.check import check as offline, files, quota_edit as checked_edit
+from webhook.check.standalone import standalone_service
 from webhook.review import context
 from webhook.server import app, server
 
@@ -165,7 +166,7 @@ def serve(**values: Any) -> None:
         embedded = _or_exit(lambda: files.read_cluster(*given))
         with nullcontext(options.cert_dir) if options.cert_dir else _self_made() as certificates:
             settings = server.Settings(options.bind, certificates, options.drain_seconds, callers)
-            _run(settings, partial(server.standalone_service, embedded))
+            _run(settings, partial(standalone_service, embedded))
         return
     if options.cert_dir is None:
         raise click.UsageError("--cert-dir DIR is needed; `vcuda-certs issue --dir DIR` makes one.")

@@ -2,8 +2,8 @@
 
 import structlog
 
-from vcuda.discovery.names import model_warnings
 from vcuda.kube import NodeInformer, QuotaInformer
+from vcuda.placement.missing_models import model_warnings
 
 
 class ModelWarnings:

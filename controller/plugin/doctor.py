@@ -17,9 +17,9 @@ from controller.plugin.nodes import connect_to_cluster
 from controller.plugin.rights import missing_rights
 from controller.recount import labels
 from vcuda import errors
-from vcuda.discovery.names import model_warnings
 from vcuda.kube.ledger_store import ledger_name
 from vcuda.ledger.ledger import OtherFormat, read_ledger
+from vcuda.placement.missing_models import model_warnings
 from vcuda.quota.values import listed
 from vcuda.registration import CANNOT_READ, DECLARED, summarize_missing
 

@@ -24,11 +24,12 @@ from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.claims import charges, devices, objects
 from vcuda.claims.names import API_PATH
 from vcuda.discovery.discovered import Found, find_model
-from vcuda.discovery.names import model_warnings
-from vcuda.discovery.sources import DriverCards, NodeFacts, is_alive, published_cards, read_facts
+from vcuda.discovery.sources import DriverCards, published_cards
 from vcuda.k8s_types import Decoder
 from vcuda.kube import Kube, QuotaPlace, is_served, segment
 from vcuda.placement.affinity import NodeLabels
+from vcuda.placement.device_plugins import NodeFacts, is_alive, read_facts
+from vcuda.placement.missing_models import model_warnings
 from vcuda.placement.nodes import NodeAvailability, Nodes, read_state
 from vcuda.placement.registers import Registers, read_registers
 from vcuda.quota.model import CORES_PER_CARD, Cores, Limit, Quota, total

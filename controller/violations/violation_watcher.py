@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -63,26 +64,18 @@ class EvictionOutcome(enum.StrEnum):
     FAILED = "failed"
 
 
+@dataclass(eq=False)
 class Evictor:
     """Evicts pods beyond the quota. Before each eviction, the pods and claims are listed and checked again.
 
     Pods are evicted one at a time with the Eviction API, which respects PodDisruptionBudgets.
     """
 
-    def __init__(
-        self,
-        kube: Kube,
-        store: LedgerStore,
-        quota: QuotaInformer,
-        nodes: NodeInformer,
-        metrics: EvictionMetrics,
-    ) -> None:
-        self._kube = kube
-        self._store = store
-        self._quota = quota
-        self._nodes = nodes
-        self._metrics = metrics
-        self._log = structlog.get_logger()
+    kube: Kube
+    store: LedgerStore
+    quota: QuotaInformer
+    nodes: NodeInformer
+    metrics: EvictionMetrics
 
     def evict_newest(self, namespace: str, uids: Collection[str]) -> str | None:
         """Try to evict the newest pod in ``uids`` that is still beyond the quota. Return its uid; None if no pod is.
@@ -94,23 +87,25 @@ class Evictor:
             return None
         pod, why = found
         outcome = self.evict(pod, why)
-        self._metrics.evictions.labels(outcome.value).inc()
+        self.metrics.evictions.labels(outcome.value).inc()
         return pod.uid
 
     def _newest(self, namespace: str, uids: Collection[str]) -> tuple[StoredPod, str] | None:
-        quota = self._quota.current()
+        quota = self.quota.current()
         limits = quota.for_namespace(namespace) if quota else None
         # Evict no pod of a system namespace. The webhook is not called there, so it could not reject a replacement pod.
         if quota is None or limits is None or namespace in quota.system:
             return None
-        pods = self._store.list_pods(namespace).charged
-        nodes = self._nodes.current()
+        pods = self.store.list_pods(namespace).charged
+        nodes = self.nodes.current()
         # List the pods before the claims, because claims that are charged to their pods must be left out.
-        _, claims = self._store.priced_claims(namespace, charged_by_pods(pods, nodes))
+        _, claims = self.store.priced_claims(namespace, charged_by_pods(pods, nodes))
         # Evict nothing under an outdated quota: the watch may not have delivered a raised quota yet, or the stored
         # quota is malformed, so that an earlier quota is in use.
-        if self._quota.stored_version() != quota.version:
-            self._log.warning("no pod evicted, because the stored quota is not in force", namespace=namespace)
+        if self.quota.stored_version() != quota.version:
+            structlog.get_logger().warning(
+                "no pod evicted, because the stored quota is not in force", namespace=namespace
+            )
             return None
         found = (each for each in find_violations(namespace, limits, pods, nodes, claims) if each.evictable)
         wanted = ((each.holder, each.message) for each in found if each.holder.uid in uids)
@@ -121,14 +116,14 @@ class Evictor:
         # The Event is written after the eviction, so it never reports an eviction that failed. A crash between the
         # eviction and the Event loses the Event.
         subject, uid = _involved(pod), pod.uid[:8]
-        log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, why=why)
+        log = structlog.get_logger().bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, why=why)
         try:
             self._send(pod)
         except HeldByBudget as error:
             log.info("a PodDisruptionBudget forbids the eviction", budget=error.why)
             message = f"this pod is not evicted yet, because a PodDisruptionBudget forbids it ({error.why}): {why}"
             put_off = objects.Event(subject, f"eviction-put-off-{uid}", PUT_OFF, message, COMPONENT, type="Warning")
-            objects.post_event_or_log(self._kube, put_off)
+            objects.post_event_or_log(self.kube, put_off)
             return EvictionOutcome.BUDGET
         except (NotFound, Conflict):
             return EvictionOutcome.GONE
@@ -138,7 +133,7 @@ class Evictor:
         log.info("evicted")
         message = f"this pod was evicted: {why}"
         evicted = objects.Event(subject, f"evicted-{uid}", EVICTED, message, COMPONENT, type="Warning")
-        objects.post_event_or_log(self._kube, evicted)
+        objects.post_event_or_log(self.kube, evicted)
         return EvictionOutcome.EVICTED
 
     def _send(self, pod: StoredPod) -> None:
@@ -151,7 +146,7 @@ class Evictor:
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
         path = f"{pod_path(pod.namespace, pod.name)}/eviction"
-        self._kube.post(path, msgspec.json.encode(body), timeout=EVICTION_TIMEOUT_SECONDS)
+        self.kube.post(path, msgspec.json.encode(body), timeout=EVICTION_TIMEOUT_SECONDS)
 
 
 def kind_of(holder: Holder) -> str:

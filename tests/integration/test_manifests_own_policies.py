@@ -12,7 +12,7 @@ from controller.retry.retrier import RETRY_ANNOTATION
 from tests.builders import MODEL
 from tests.policies import ANNOTATIONS, LABELS, POD, Evaluation, admits, policies
 from tests.rendered import Json
-from vcuda.discovery.sources import DISCOVERED
+from vcuda.placement.device_plugins import DISCOVERED
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, SCHEMES
 
 pytestmark = pytest.mark.slow

@@ -29,8 +29,9 @@ from tests.tables import cases
 from vcuda.claims.devices import read_slice
 from vcuda.claims.objects import ResourceSlice
 from vcuda.discovery.discovered import Doubt, Found, Record
-from vcuda.discovery.sources import DISCOVERED, MAX_RECORD, SOURCES, outdated_registers, published_cards, read_facts
+from vcuda.discovery.sources import SOURCES, published_cards
 from vcuda.k8s_types import Node
+from vcuda.placement.device_plugins import DISCOVERED, MAX_RECORD, outdated_registers, read_facts
 from vcuda.placement.registers import read_registers
 from vcuda.quota.model import Charge
 from vcuda.requests.resources import BUILT_IN, NO_ROWS, GpuResources

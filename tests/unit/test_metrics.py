@@ -8,7 +8,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from controller.metrics import ModelNodesCollector
+from controller.discover.metrics import ModelNodesCollector
 from tools.reference.metrics import families
 from vcuda import __version__
 from vcuda.admission_review import AdmissionResponse

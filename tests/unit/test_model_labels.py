@@ -26,11 +26,12 @@ from tests.builders import LABELS, MODEL, Manifest, stored_pod
 from tests.quota_map import store_quota
 from tests.tables import cases
 from vcuda.discovery.discovered import Doubt
-from vcuda.discovery.sources import DISCOVERED, PRODUCT
+from vcuda.discovery.sources import PRODUCT
 from vcuda.errors import ApiError
 from vcuda.kube import DeviceInformer, NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.kube.dra import SLICES
 from vcuda.placement.affinity import NodeLabels
+from vcuda.placement.device_plugins import DISCOVERED
 
 PATH = f"/api/v1/nodes/{NAME}"
 POD = "/api/v1/namespaces/team-a/pods/train-0"

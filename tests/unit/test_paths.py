@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import configparser
 import re
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,26 @@ ARCHITECTURE = Path(__file__).parents[2] / "docs/architecture.md"
 def documented(heading: str) -> list[str]:
     section = ARCHITECTURE.read_text().partition(f"### {heading}\n")[2].partition("\n#")[0]
     return [path.replace("/", ".") for path in re.findall(r"^\d+\. `([\w/]+)\.py`", section, re.MULTILINE)]
+
+
+def test_each_module_is_in_the_core_an_option_or_a_root_as_documented() -> None:
+    read = configparser.ConfigParser()
+    read.read(ARCHITECTURE.parents[1] / "setup.cfg")
+    contract = read["importlinter:contract:core"]
+    core, options = contract["source_modules"].split(), contract["forbidden_modules"].split()
+    section = ARCHITECTURE.read_text().partition("## Core and options\n")[2].partition("\n## ")[0]
+    listed, _, table = section.partition("|---")
+    roots = re.findall(r"`(\w+/\w+)\.py`", listed)
+    assert sorted(re.findall(r"`(\w+(?:/\w+)?)(?:\.py)?`", table.partition("\n\n")[0])) == sorted(
+        option.replace(".", "/") for option in options
+    )
+    files = (each for part in ("vcuda", "webhook", "controller") for each in (ARCHITECTURE.parents[1] / part).iterdir())
+    modules = {
+        f"{each.parent.name}.{each.stem}"
+        for each in files
+        if not each.name.startswith("_") and each.suffix in ("", ".py")
+    }
+    assert sorted([*core, *options, *(path.replace("/", ".") for path in roots)]) == sorted({*modules, "certs"})
 
 
 def create(service: Service, uid: str) -> None:

@@ -9,8 +9,8 @@ from controller.plugin.usage_table import total_warnings
 from examples import claims
 from examples.discovery import A100, A100_PRODUCT, DELETED, NAME, T4, features, found_on, hami, labelled, node
 from tools.reference.told import Chapter, Told
-from vcuda.discovery.names import model_warnings
 from vcuda.ledger.report import FULL_WARNING, ModelUse, NamespaceUse
+from vcuda.placement.missing_models import model_warnings
 from vcuda.placement.nodes import CORDON, NOT_READY, NodeAvailability, Taint
 
 

@@ -10,8 +10,10 @@ from types import MappingProxyType
 import msgspec
 
 from vcuda.discovery import sources
-from vcuda.discovery.names import MAX_NAMES, model_of, normalise
-from vcuda.discovery.sources import DriverCards, NodeFacts, SourceCards
+from vcuda.discovery.names import model_of, normalise
+from vcuda.discovery.sources import DriverCards, SourceCards
+from vcuda.placement.device_plugins import NodeFacts, contradictions
+from vcuda.placement.missing_models import MAX_NAMES
 from vcuda.placement.nodes import matches_model
 from vcuda.placement.registers import Registers
 from vcuda.quota.model import CORES_PER_CARD, Charge, total
@@ -160,7 +162,7 @@ def find_model(
     ranked = tuple(sorted(models, key=lambda model: (-models[model], model)))
     wanted = Record(ranked[0], seen[0].source) if ranked else None
     in_force = label or (wanted.model if wanted and label is None else "")
-    contradiction = next(sources.contradictions(known, facts, registers), "")
+    contradiction = next(contradictions(known, facts, registers), "")
     decided = f"the quota uses model {in_force}" if in_force else "the node has no model"
     found = {
         **dict(_unreadable(facts, published, labels.get(sources.PRODUCT, ""))),

@@ -11,11 +11,11 @@ import msgspec
 import structlog
 
 from vcuda.allocations.cards import INDEXED
-from vcuda.discovery.sources import NO_FACTS, NodeFacts, outdated_registers, read_facts
 from vcuda.errors import QuotaFault
 from vcuda.k8s_types import ConfigMap, Decoder, K8sStruct, Node, NodeStatus, ObjectMeta
 from vcuda.kube import client, objects, reflector
 from vcuda.placement import affinity
+from vcuda.placement.device_plugins import NO_FACTS, NodeFacts, outdated_registers, read_facts
 from vcuda.placement.nodes import NodeAvailability, Nodes, NodeStates, read_state
 from vcuda.placement.registers import ANNOTATIONS, Registers, read_registers
 from vcuda.quota import changes, model

@@ -13,9 +13,8 @@ from vcuda import documents, errors, k8s_types, workloads
 from vcuda.allocations import stored_claims, stored_pods
 from vcuda.claims import charges, devices as dra, digest, objects
 from vcuda.claims.names import CLAIM, TEMPLATE
-from vcuda.discovery import sources
 from vcuda.ledger.ledger import charges_by_model
-from vcuda.placement import affinity, patches, registers
+from vcuda.placement import affinity, device_plugins, patches, registers
 from vcuda.placement.nodes import Nodes, NodeStates, read_state
 from vcuda.quota import model, terms
 from vcuda.requests import config, resources, runtime_devices
@@ -154,7 +153,8 @@ def read_stored_objects(path: Path, labels: affinity.NodeLabels, known: resource
     for (_, name), (where, node) in found["Node"].items():
         node_labels[name] = node.labels
         cards[name] = registers.read_registers(node.annotations, functools.partial(_ignored, where))
-        outdated[name] = sources.outdated_registers(known, sources.read_facts(node, known, cards[name]), cards[name])
+        facts = device_plugins.read_facts(node, known, cards[name])
+        outdated[name] = device_plugins.outdated_registers(known, facts, cards[name])
     slices = [_read_slice(where, each) for where, each in found["ResourceSlice"].values()]
     classes = {name: dra.read_class(each) for (_, name), (_, each) in found["DeviceClass"].items()}
     published = dra.Devices.of(slices, classes)

@@ -12,9 +12,9 @@ import structlog
 
 from vcuda import errors, k8s_types, kube
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse, Outcome
-from vcuda.discovery.names import nearest
 from vcuda.k8s_types import Decoder
 from vcuda.ledger.ledger import NO_LIMIT
+from vcuda.placement.missing_models import nearest
 from vcuda.quota import changes, grant_words
 from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Charge, NamespaceQuota, Quota, cards, fits, mebibytes
 from vcuda.quota.values import suggestion

@@ -1,4 +1,4 @@
-"""Builds the service of the webhook, with or without a cluster, and the gunicorn server that runs the service."""
+"""Builds the service of the webhook on a cluster, and the gunicorn server that runs the service."""
 
 import functools
 import gc
@@ -17,14 +17,10 @@ import structlog
 from vcuda import cli, kube as k8s
 from vcuda.placement import patches
 from vcuda.placement.affinity import NodeLabels
-from vcuda.quota.quota_clock import QuotaClock
-from vcuda.quota.terms import (
-    SYSTEM_NAMESPACES,
-)
+from vcuda.quota.terms import SYSTEM_NAMESPACES
 from vcuda.requests.runtime_devices import RuntimeClasses
 from vcuda.tls import ServingCertificate, watch
 from webhook import admission
-from webhook.check import files
 from webhook.ledger import ledgers, namespace_ledger
 from webhook.metrics import LedgerMetrics, Metrics, ReflectorCollector
 from webhook.review import context, namespaces
@@ -47,7 +43,7 @@ API server waits only five seconds for the answer to the edit."""
 MakeService = Callable[[ServingCertificate], admission.Service]
 
 
-class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
+class ServeOptions(cli.ClusterOptions, frozen=True, kw_only=True):
     """The values of the options of `vcuda-webhook serve`, which docs/reference.md explains."""
 
     bind: tuple[str, int]
@@ -55,22 +51,11 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     client_ca: Path | None
     client_name: str | None
     protect_metrics: bool
-    kubeconfig: Path | None
-    quota_configmap: tuple[str, str]
-    quota_key: str
-    system_namespace: str
-    ledger_namespace: str
-    node_namespace: str
-    storable_seconds: int
-    max_terminating_seconds: int
     scheduler_name: str | None
     scheme_schedulers: Mapping[str, str]
     gpu_runtime_classes: tuple[str, ...]
-    pool_label: str
-    model_label: str
     scheduler_users: frozenset[str]
     drain_seconds: float
-    log_level: str
     standalone: bool
     quota: Path | None
     nodes: Path | None
@@ -119,7 +104,7 @@ def cluster_service(
         options.scheduler_users,
         options.max_terminating_seconds,
     )
-    metrics = _metrics(certificate)
+    metrics = make_metrics(certificate)
     store = k8s.LedgerStore(
         kube,
         options.ledger_namespace,
@@ -141,18 +126,7 @@ def cluster_service(
     )
 
 
-def standalone_service(cluster: files.OfflineCluster, certificate: ServingCertificate) -> admission.Service:
-    metrics, policy = _metrics(certificate), cluster.policy
-    metrics.watch("vcuda_quota_config_valid", "Always 1, because the quota file was valid at the start.", lambda: 1)
-    clock = QuotaClock()
-
-    def current() -> context.PolicySnapshot:
-        return msgspec.structs.replace(policy, quota=clock.now(policy.quota))
-
-    return admission.Service(current, cluster.ledgers(), metrics, admission.Gate(), structlog.get_logger())
-
-
-def _metrics(certificate: ServingCertificate) -> Metrics:
+def make_metrics(certificate: ServingCertificate) -> Metrics:
     metrics = Metrics()
     metrics.watch(
         "vcuda_serving_certificate_expiry_seconds",

@@ -23,7 +23,7 @@ from tests.e2e.quota_config import QuotaConfigMap
 from tests.gpuquota import run
 from tests.processes import ControllerProcess, eventually
 from tools.control_plane import ControlPlane
-from vcuda.discovery.sources import DISCOVERED
+from vcuda.placement.device_plugins import DISCOVERED
 
 pytestmark = pytest.mark.one_version
 

@@ -26,7 +26,7 @@ from tests.integration.reviews import gpu_pod, with_spec
 from tests.processes import eventually
 from tests.rendered import BASE, rendered
 from tools.chart.names import Names, rename
-from vcuda.discovery.sources import DISCOVERED
+from vcuda.placement.device_plugins import DISCOVERED
 from vcuda.quota.terms import MAX_TERMINATING_SECONDS
 
 RBAC = "rbac.authorization.k8s.io"
