@@ -6,12 +6,11 @@ with reason FailedCreate and the rejection as its message. The API server keeps 
 """
 
 import datetime
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from vcuda.quota.terms import MALFORMED, SHORTAGE
+from vcuda.quota.rejections import find_rejection
 
 REASON, CLAIM_REASON = "FailedCreate", "FailedResourceClaimCreation"
 """The reasons of Events that report a failed creation: of a pod, and of a ResourceClaim."""
@@ -27,14 +26,6 @@ MAX_SEARCHED_LENGTH = 16 * 1024
 
 MAX_NAME_LENGTH = 253
 """The most characters of an object's name or kind that are kept. Events may have names and kinds of any length."""
-
-# The name of the webhook identifies a rejection. If the webhook was renamed, the reason's first words identify it.
-_OURS = re.compile(
-    r'admission webhook "[^"]*quota\.vcuda\.io" denied the request: (?P<reason>.*)'
-    rf"|(?P<known>({SHORTAGE}|{MALFORMED}: ).*)",
-    re.DOTALL,
-)
-"""Matches the text by which kube-apiserver reports a rejection (``pkg/admission/plugin/webhook/errors``)."""
 
 
 class SeenEvent(NamedTuple):
@@ -84,12 +75,11 @@ class ReportedObject:
 
 
 def read_rejection(event: SeenEvent) -> ReportedObject | None:
-    found = _OURS.search(event.message[:MAX_SEARCHED_LENGTH])
-    if not found:
+    found = find_rejection(event.message[:MAX_SEARCHED_LENGTH])
+    if found is None:
         return None
-    message = (found["reason"] or found["known"])[:MAX_MESSAGE_LENGTH]
     kind, name = event.kind[:MAX_NAME_LENGTH], event.name[:MAX_NAME_LENGTH]
-    return ReportedObject(event.namespace, kind, name, message, event.at, event.times)
+    return ReportedObject(event.namespace, kind, name, found[:MAX_MESSAGE_LENGTH], event.at, event.times)
 
 
 def merge_by_workload(rejections: Iterable[ReportedObject]) -> Sequence[ReportedObject]:

@@ -53,9 +53,6 @@ PROBE = "gpu-quota-probe"
 CALLED = "the API server calls the webhook of vcuda quota for edits of the quota"
 """The reason with which the webhook rejects the probe."""
 
-CANNOT_READ = "cannot be read"
-"""The beginning of the reason if the API server rejects to return an object."""
-
 MAX_NAMED_FAULTS = 3
 MAX_REASON_LENGTH = 200
 
@@ -93,11 +90,15 @@ class UnusableDeclaration(ValueError):
 
 
 class MissingObject(NamedTuple):
-    """An object that is missing, or that differs from its declaration. ``reason``: a text that follows the name."""
+    """An object that is missing, or that differs from its declaration. ``reason``: a text that follows the name.
+
+    ``unread``: True if this is unknown, because the API server rejected to return the object.
+    """
 
     kind: str
     name: str
     reason: str
+    unread: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name} {self.reason}"
@@ -110,7 +111,7 @@ def find_missing(get: Callable[[str, str], Json | None]) -> Sequence[MissingObje
         try:
             stored = get(kind, name)
         except errors.Forbidden as error:
-            found.append(MissingObject(kind, name, f"{CANNOT_READ}: {error}"))
+            found.append(MissingObject(kind, name, f"cannot be read: {error}", unread=True))
             continue
         if kind == VALIDATING and stored:
             namespaces = _named_namespaces(stored)

@@ -19,7 +19,8 @@ from controller.plugin.why import explain_why, parse_object, why_lines
 from vcuda import __version__, cli, errors
 from vcuda.cli import FAILED
 from vcuda.ledger.report import NamespaceUse
-from vcuda.quota.terms import USAGE_NAME, reports_shortage
+from vcuda.quota.rejections import reports_shortage
+from vcuda.quota.terms import USAGE_NAME
 from vcuda.workloads import NO_PODS, Unread, Workload, check_shape, workloads_in
 
 RESERVED = 8

@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from controller import certificates, registration
-from controller.plugin.installation import BROKEN, CONTROLLER, SECRET, WEBHOOK, Installation, Json, Place, Replica
+from controller.plugin.installation import (
+    BROKEN,
+    CONTROLLER,
+    SECRET,
+    WEBHOOK,
+    Installation,
+    Json,
+    NamespaceFault,
+    Place,
+    Replica,
+)
 from controller.plugin.nodes import connect_to_cluster
 from controller.plugin.rights import missing_rights
 from controller.recount import labels
@@ -21,7 +31,7 @@ from vcuda.kube.ledger_store import ledger_name
 from vcuda.ledger.ledger import OtherFormat, read_ledger
 from vcuda.placement.missing_models import model_warnings
 from vcuda.quota.values import listed
-from vcuda.registration import CANNOT_READ, DECLARED, summarize_missing
+from vcuda.registration import DECLARED, summarize_missing
 
 OK, WRONG, UNKNOWN = "ok", "wrong", "unknown"
 MAX_NAMES = 5
@@ -73,7 +83,7 @@ def examine(
             found += check(seen)
         except (errors.VcudaError, *BROKEN) as error:
             action = MISSING_PERMISSION if isinstance(error, errors.Forbidden) else ""
-            found.append(Defect(f"{CANNOT_READ}: {error}", action, UNKNOWN))
+            found.append(Defect(f"cannot be read: {error}", action, UNKNOWN))
         faults = [each for each in found if isinstance(each, Defect)]
         yield from (Finding(name, each.state, each.text, each.action) for each in faults)
         yield from (Finding(name, OK, each) for each in found if not faults and isinstance(each, str))
@@ -94,7 +104,7 @@ def _registration(seen: Installation) -> Iterator[Defect | str]:
         elif each in _REFUSED:
             yield Defect(str(each), f"Renew the certificate: {seen.job}")
     declared = [each for each in missing if (each.kind, each.name) in DECLARED and each not in _REFUSED]
-    unread = [each for each in declared if each.reason.startswith(CANNOT_READ)]
+    unread = [each for each in declared if each.unread]
     if unread:
         yield Defect(summarize_missing(unread), MISSING_PERMISSION, UNKNOWN)
     if wrong := [each for each in declared if each not in unread]:
@@ -132,7 +142,7 @@ def _controller(seen: Installation) -> Iterator[Defect | str]:
 
 def _rights(seen: Installation) -> Iterator[Defect | str]:
     if fault := seen.fault_of_namespace(seen.system):
-        yield Defect(f"{fault}, so no pod of webhook and controller can be created", seen.apply)
+        yield Defect(f"namespace {seen.system} {fault}, so no pod of webhook and controller can be created", seen.apply)
         return
     for account in (WEBHOOK, CONTROLLER):
         if lacking := [*missing_rights(seen, account)]:
@@ -265,8 +275,8 @@ def _ledgers(seen: Installation) -> Iterator[Defect | str]:
     where = seen.place.ledger_namespace
     if fault := seen.fault_of_namespace(where):
         finalizers = f"Remove the finalizers of the ConfigMaps in {where}, by {REMOVE_FINALIZERS}. Then: "
-        action = seen.apply if fault.endswith("exist") else f"{finalizers}{seen.apply}"
-        yield Defect(f"{fault}, so no ledger can be created, and GPU pods are rejected", action)
+        action = f"{finalizers}{seen.apply}" if fault is NamespaceFault.TERMINATING else seen.apply
+        yield Defect(f"namespace {where} {fault}, so no ledger can be created, and GPU pods are rejected", action)
         return
     ledgers, marked = seen.ledgers()
     wait = "Wait 90 s, and run this command again: the ledger is rebuilt from the stored pods"

@@ -1,7 +1,6 @@
 """Finds out by server-side dry runs whether a cluster would admit pods and claims now. A dry run stores nothing."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -11,7 +10,8 @@ from controller.plugin.kubectl import Kubectl, Reply, in_path, read_json
 from vcuda import errors
 from vcuda.claims import pin
 from vcuda.claims.names import API_PATH, CLAIM, TEMPLATE
-from vcuda.quota.terms import MODEL_ANNOTATION, would_be_pinned
+from vcuda.placement.choice import read_forecast, would_be_pinned
+from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.workloads import Manifest, Unread, Workload, entries, made_claims
 
 ADMITTED, REJECTED, NOT_ASKED = "admitted", "rejected", "not asked"
@@ -34,8 +34,6 @@ TOO_LONG = (
     " `vcuda-webhook check` instead"
 )
 NOT_SERVED = "this cluster does not serve ResourceClaims (resource.k8s.io/v1), which need Kubernetes 1.34 or later"
-
-_FORECAST = re.compile(f"{would_be_pinned('')}([^ :]+)(?:: |$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +149,7 @@ def _explain_claim(api: Kubectl, name: str, claim: Manifest) -> ExplainedObject:
     warnings = (*existing, *answer.warnings)
     if is_template:
         return _admitted(name, namespace, "", warnings, "only this template's claims count against a GPU quota")
-    forecasts = filter(None, map(_FORECAST.match, answer.warnings))
-    chosen = next((found[1] for found in forecasts), None) or pinned_model(answer.body)
+    chosen = next(filter(None, map(read_forecast, answer.warnings)), "") or pinned_model(answer.body)
     return _admitted(name, namespace, chosen, warnings, "no GPU quota applies")
 
 
@@ -187,9 +184,8 @@ def _is_served(api: Kubectl) -> bool:
 
 
 def _admitted(name: str, namespace: str, model: str, warnings: Sequence[str], otherwise: str) -> ExplainedObject:
-    pinned = would_be_pinned(model)
-    about_the_pin = [warning for warning in warnings if model and warning.startswith(pinned)]
-    reason = next(iter(about_the_pin), pinned if model else otherwise)
+    about_the_pin = [warning for warning in warnings if model and read_forecast(warning) == model]
+    reason = next(iter(about_the_pin), would_be_pinned(model) if model else otherwise)
     others = tuple(warning for warning in warnings if warning not in about_the_pin)
     return ExplainedObject(name, namespace, ADMITTED, model, reason, others)
 

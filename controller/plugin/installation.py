@@ -5,6 +5,7 @@ The API server forwards a request to one pod (subresource ``pods/proxy``), so no
 
 import base64
 import datetime
+import enum
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -45,6 +46,13 @@ class Place(NamedTuple):
     ledger_namespace: str
     node_namespace: str
     model_label: str
+
+
+class NamespaceFault(enum.StrEnum):
+    """The reasons why nothing can be created in a namespace. Each is a text that follows the name."""
+
+    MISSING = "does not exist"
+    TERMINATING = "is being deleted"
 
 
 class Replica(NamedTuple):
@@ -132,12 +140,12 @@ class Installation:
         return {each.metadata.name: each.labels.get(labels.ENFORCED_LABEL) for each in living}
 
     @functools.lru_cache(maxsize=8)  # noqa: B019  # a process has one installation
-    def fault_of_namespace(self, name: str) -> str:
-        """Return why nothing can be created in a namespace; empty if it is active."""
+    def fault_of_namespace(self, name: str) -> NamespaceFault | None:
+        """Return why nothing can be created in a namespace; None if it is active."""
         found = self._get(f"/api/v1/namespaces/{segment(name)}")
         if found is None:
-            return f"namespace {name} does not exist"
-        return f"namespace {name} is being deleted" if found["metadata"].get("deletionTimestamp") else ""
+            return NamespaceFault.MISSING
+        return NamespaceFault.TERMINATING if found["metadata"].get("deletionTimestamp") else None
 
     @functools.cached_property
     def nodes(self) -> nodes.ClusterNodes:

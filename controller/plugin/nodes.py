@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -158,7 +158,8 @@ def read_nodes(kube: Kube, model_label: str, place: tuple[str, str, str]) -> Clu
         for each in sorted(seen, key=lambda each: each.name)
         if each.found.label or each.found.seen or each.found.doubts or any(each.facts.offered.values())
     ]
-    models = tuple(_model_cards(kube, config.quota.at(time.time()), rows, is_known=not faults))
+    closed = {each.name for each in seen if each.state.obstacles}
+    models = tuple(_model_cards(kube, config.quota.at(time.time()), rows, closed, is_known=not faults))
     warnings = (
         *faults,
         *model_warnings(config.quota.models, nodes.models),
@@ -181,7 +182,10 @@ def _config(kube: Kube, place: QuotaPlace) -> tuple[QuotaConfig, tuple[str, ...]
         return QuotaConfig(), (f"{unknown}, because the quota ConfigMap is malformed: {fault}",)
 
 
-def _model_cards(kube: Kube, quota: Quota, rows: Iterable[GpuNode], *, is_known: bool) -> Iterator[PromisedCards]:
+def _model_cards(
+    kube: Kube, quota: Quota, rows: Iterable[GpuNode], closed: Collection[str], *, is_known: bool
+) -> Iterator[PromisedCards]:
+    """Yield the cards of each model. ``closed``: nodes that take no new pods. ``is_known``: False without a quota."""
     promised: Counter[str] = Counter()
     for limits in _limits_in_force(kube, quota):
         promised.update({model: limit.most_cores for model, limit in limits.items()})
@@ -193,7 +197,7 @@ def _model_cards(kube: Kube, quota: Quota, rows: Iterable[GpuNode], *, is_known:
     for row in (row for row in rows if row.models):
         model, cores = row.models[0], round((row.cards or 0) * CORES_PER_CARD)
         present[model] += cores
-        if not row.takes_pods.startswith("no"):
+        if row.node not in closed:
             taking[model] += cores
             free[model] += round((row.free or 0) * CORES_PER_CARD)
     for model in sorted({*quota.models, *present}):

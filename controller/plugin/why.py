@@ -1,7 +1,7 @@
 """The command ``kubectl gpuquota why``: shows why a workload has no pods, and how much quota must become free."""
 
+import itertools
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,8 +15,10 @@ from vcuda import errors
 from vcuda.claims.names import API_PATH, CLAIM
 from vcuda.cli import aligned
 from vcuda.ledger.report import NamespaceUse, PodUse
+from vcuda.placement.choice import lacks_node
 from vcuda.quota.model import CORES_PER_CARD, cards, mebibytes
-from vcuda.quota.terms import MODEL_ANNOTATION, NO_QUOTA
+from vcuda.quota.shortage import MissingQuota, read_shortages
+from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.workloads import check_shape, entries, workloads_in
 
 Json = dict[str, Any]
@@ -48,19 +50,8 @@ KINDS: Mapping[str, ReadKind] = {
 }
 """The kinds of workloads by the names that kubectl accepts (singular, plural, short), in lower case."""
 
-_NEEDED = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
-_OF_MEMORY = "memory of"
-UNPLACED = "the scheduler has not placed the pod"
 MAX_PENDING_SHOWN = 3
 """The most pending pods of a workload whose states are shown."""
-
-
-class _MissingQuota(NamedTuple):
-    """The missing quota of one model. ``needed``: the cards or MiB; None if the request is larger than the limit."""
-
-    model: str
-    needed: float | None
-    of_memory: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +126,15 @@ def explain_why(
     is_pod = kind.kind == "Pod"
     pods = [stored] if is_pod else _pending(api, (stored, *children), namespace)
     asked = tuple(_claims(api, stored, namespace)) if is_pod else _asked(api, stored, namespace)
-    now = (*(_stored_pod(each, namespace) for each in pods[:MAX_PENDING_SHOWN]), *asked)
-    left_out = max(len(pods) - MAX_PENDING_SHOWN, 0)
+    shown = pods[:MAX_PENDING_SHOWN]
+    now = (*(_stored_pod(each, namespace) for each in shown), *asked)
     reasons = [each.reason for each in now if each.decision not in (ADMITTED, NOT_ASKED)]
-    shortages = {found.model: found for reason in reasons for found in _shortages(reason)}
+    shortages = {found.model: found for reason in reasons for found in read_shortages(reason)}
     use = usage() if shortages else None
     missing = tuple(_missing(each, use) for each in shortages.values())
     own = _held_by_itself(stored, children, missing) if kind.kind == "Deployment" else ""
-    hints = tuple(filter(None, (own, _pinned_elsewhere(now), use.unstored_warning if use else "")))
-    return Why(f"{kind.kind}/{name}", namespace, rejected, now, missing, hints, left_out)
+    hints = tuple(filter(None, (own, _pinned_elsewhere(shown, asked), use.unstored_warning if use else "")))
+    return Why(f"{kind.kind}/{name}", namespace, rejected, now, missing, hints, len(pods) - len(shown))
 
 
 def _pending(api: Kubectl, owners: Sequence[Json], namespace: str) -> list[Json]:
@@ -154,18 +145,30 @@ def _pending(api: Kubectl, owners: Sequence[Json], namespace: str) -> list[Json]
     return sorted(own, key=lambda each: str(each["metadata"].get("creationTimestamp", "")))
 
 
-def _pinned_elsewhere(now: Sequence[ExplainedObject]) -> str:
+def _pinned_elsewhere(pods: Sequence[Json], asked: Sequence[ExplainedObject]) -> str:
     """Return a hint if the scheduler has not placed a pod, and a new pod would get a model whose nodes can take it."""
-    asked = next((each for each in now if not each.object.startswith("Pod/")), None)
-    for pod in now:
+    for pod, new in itertools.product(pods, asked[:1]):
         # If a new pod gets another model only for lack of quota, the quota of the deleted pod would become free again.
-        passed_over = asked and f"{pod.model} (" in asked.reason and f"{pod.model} ({NO_QUOTA})" not in asked.reason
-        if asked and pod is not asked and pod.model and UNPLACED in pod.reason and passed_over:
+        name, model = f"Pod/{pod['metadata']['name']}", _model_of(pod)
+        if model and _waits(pod) and lacks_node(model, new.reason):
             return (
-                f"{pod.object} stays pinned to {pod.model}, but a new pod would be pinned to {asked.model}. If you "
-                f"delete {pod.object}, its workload creates a new pod"
+                f"{name} stays pinned to {model}, but a new pod would be pinned to {new.model}. If you "
+                f"delete {name}, its workload creates a new pod"
             )
     return ""
+
+
+def _model_of(pod: Json) -> str:
+    return str((pod["metadata"].get("annotations") or {}).get(MODEL_ANNOTATION, ""))
+
+
+def _waits(pod: Json) -> list[str]:
+    """Return why the scheduler has not placed a pod; empty if it has."""
+    return [
+        f"the scheduler has not placed the pod: {each.get('message', '')}"
+        for each in (pod.get("status") or {}).get("conditions") or ()
+        if each.get("type") == "PodScheduled" and each.get("status") == "False"
+    ]
 
 
 def _held_by_itself(stored: Json, replica_sets: Sequence[Json], missing: Sequence[Missing]) -> str:
@@ -225,17 +228,10 @@ def _asked(api: Kubectl, stored: Json, namespace: str) -> tuple[ExplainedObject,
 
 
 def _stored_pod(stored: Json, namespace: str) -> ExplainedObject:
-    name = stored["metadata"]["name"]
-    model = (stored["metadata"].get("annotations") or {}).get(MODEL_ANNOTATION, "")
-    status = stored.get("status") or {}
-    waits = [
-        f"{UNPLACED}: {each.get('message', '')}"
-        for each in status.get("conditions") or ()
-        if each.get("type") == "PodScheduled" and each.get("status") == "False"
-    ]
-    state = f"the pod exists in phase {status.get('phase', 'Pending')}"
+    name, model = stored["metadata"]["name"], _model_of(stored)
+    state = f"the pod exists in phase {(stored.get('status') or {}).get('phase', 'Pending')}"
     pinned = f"the pod is pinned to {model}" if model else "the pod is pinned to no model"
-    reason = "; ".join([state, pinned, *waits])
+    reason = "; ".join([state, pinned, *_waits(stored)])
     return ExplainedObject(f"Pod/{name}", namespace, ADMITTED, model, reason)
 
 
@@ -266,22 +262,7 @@ def _stored_claim(api: Kubectl, name: str, namespace: str) -> ExplainedObject:
     return ExplainedObject(title, namespace, ADMITTED, model, f"the claim exists; {pinned}; {allocated}")
 
 
-def _shortages(reason: str) -> Iterator[_MissingQuota]:
-    """Yield what the text of a rejection, which `vcuda.quota.model.Shortage` writes, says about each model.
-
-    The text may contain a long text from the pod. So it is split, and not searched by a pattern.
-    """
-    for sentence in reason.split("; "):
-        subject, _, rest = sentence.partition(" in namespace ")
-        _, requested, figures = rest.partition(", requested: ")
-        before, _, model = subject.rpartition(" ")
-        needed = figures.partition(" more needed")[0].rpartition(" ")[2]
-        never = "can never fit" in figures
-        if requested and (never or (" more needed" in figures and _NEEDED.fullmatch(needed))):
-            yield _MissingQuota(model, None if never else float(needed), before.endswith(_OF_MEMORY))
-
-
-def _missing(shortage: _MissingQuota, use: NamespaceUse | None) -> Missing:
+def _missing(shortage: MissingQuota, use: NamespaceUse | None) -> Missing:
     models: Sequence[Any] = use.models if use else ()
     held_by = next((each.pods for each in models if each.model == shortage.model), ())
     needed = shortage.needed

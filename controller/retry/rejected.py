@@ -15,8 +15,7 @@ from controller.seen_events import REASON
 from vcuda import errors, k8s_types
 from vcuda.k8s_types import Decoder
 from vcuda.kube import Kube, objects, segment
-from vcuda.quota.model import MUTATE_FAILED, NOT_MUTATED
-from vcuda.quota.terms import NO_MODEL_USABLE, reports_shortage
+from vcuda.quota.rejections import may_pass_later
 
 LOOK_SECONDS = 10.0
 """The most seconds that all LISTs of one check of a namespace may take together."""
@@ -118,16 +117,6 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
             if condition.type == "ReplicaFailure" and condition.status == "True" and reports(condition.message):
                 return condition.last_transition_time or ""
         return None
-
-
-def may_pass_later(message: str) -> bool:
-    """Return True if a retry may succeed: the message reports a rejection for quota, or a pod that lacks a patch."""
-    return reports_shortage(message) or NOT_MUTATED in message or MUTATE_FAILED in message
-
-
-def lacks_model(message: str) -> bool:
-    """Return True if a retry may succeed after a change of a node: the message reports that no model was usable."""
-    return NO_MODEL_USABLE in message
 
 
 class RejectedOwner(msgspec.Struct, frozen=True):

@@ -21,7 +21,6 @@ from controller.retry.rejected import (
     RejectedOwner,
     RejectedOwners,
     find_rejected,
-    lacks_model,
 )
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
@@ -30,6 +29,7 @@ from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.placement import placement
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota
+from vcuda.quota.rejections import lacks_model
 from vcuda.requests.pod_request import read_request
 from vcuda.requests.resources import BUILT_IN, GpuResources
 

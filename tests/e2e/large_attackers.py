@@ -19,7 +19,7 @@ from tests.e2e.dra import NVIDIA, VERSION, claim, request, template
 from tests.e2e.observer import AWAY
 from tests.e2e.rest import Rest
 from tests.integration.reviews import card_pod, gpu_pod, with_spec
-from vcuda.quota.terms import OVER_QUOTA as SAID
+from vcuda.quota.rejections import OVER_QUOTA as SAID
 
 KEPT = 60
 """The maximum number of objects of 1.2 MB that one attacker keeps stored."""

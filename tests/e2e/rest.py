@@ -14,7 +14,7 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
 
 from vcuda.kube import JSON_PATCH, MERGE_PATCH
-from vcuda.quota.terms import reports_shortage
+from vcuda.quota.rejections import reports_shortage
 from vcuda.shallow import shallow
 
 Json = dict[str, Any]

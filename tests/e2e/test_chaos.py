@@ -59,7 +59,7 @@ from tests.e2e.steady import in_threads
 from tests.integration.reviews import gpu_pod
 from tests.processes import ControllerProcess, WebhookProcess, eventually
 from tools.control_plane import ControlPlane, Settings, running_control_plane, second_apiserver
-from vcuda.quota.terms import reports_shortage
+from vcuda.quota.rejections import reports_shortage
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS") or CYCLE * TICK)
 CREATES = int(os.environ.get("CHAOS_CREATES") or 0)

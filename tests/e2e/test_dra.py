@@ -32,7 +32,7 @@ from tests.e2e.installation import PROMPTLY, REPLICA, Installation, installed, l
 from tests.e2e.ledgers import await_committed
 from tests.e2e.workloads import workload
 from tests.processes import ControllerProcess
-from vcuda.quota.terms import OVER_QUOTA
+from vcuda.quota.rejections import OVER_QUOTA
 
 SLICES = (
     Published(NVIDIA, "a100-1", [card(number, "A100") for number in range(12)]),

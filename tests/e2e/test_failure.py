@@ -16,7 +16,7 @@ from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, pinned, review_of, with_uid
 from tests.processes import eventually
 from tools.control_plane import ControlPlane
-from vcuda.quota.model import NOT_MUTATED
+from vcuda.quota.rejections import NOT_MUTATED
 from webhook.review.decisions import SKIPPED_SECONDS
 
 pytestmark = pytest.mark.one_version

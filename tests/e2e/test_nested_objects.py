@@ -22,7 +22,7 @@ from tests.processes import ControllerProcess, serving
 from tools.control_plane import running_control_plane
 from vcuda.claims.names import API_PATH
 from vcuda.kube import Kube
-from vcuda.quota.terms import OVER_QUOTA
+from vcuda.quota.rejections import OVER_QUOTA
 
 pytestmark = pytest.mark.one_version
 

@@ -21,7 +21,7 @@ from tests.processes import eventually
 from tools.control_plane import ControlPlane
 from vcuda.errors import Forbidden, Unavailable, VcudaError
 from vcuda.kube import AuthorizerGrace, Kube
-from vcuda.quota.terms import reports_shortage
+from vcuda.quota.rejections import reports_shortage
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -16,7 +16,7 @@ from examples.claims import NVIDIA, claim, entry
 from tests.builders import ONE_CARD, stored_pod
 from tests.integration.list_reader import READERS
 from tests.integration.scripted import Script, serving, stream, write_kubeconfig
-from vcuda.quota.terms import OVER_QUOTA
+from vcuda.quota.rejections import OVER_QUOTA
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,8 @@ from tests.cleaner import POD, START, marks_on
 from tests.processes import eventually
 from tests.quota_map import store_quota
 from tests.waiting import PATIENT
-from vcuda.quota.terms import LEDGER_NAMESPACE, OVER_QUOTA
+from vcuda.quota.rejections import OVER_QUOTA
+from vcuda.quota.terms import LEDGER_NAMESPACE
 from vcuda.requests.schemes import GPU_MANAGER
 
 

@@ -27,7 +27,8 @@ from vcuda.errors import (
 )
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import Hints
-from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Quota, Usage
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota, Usage
+from vcuda.quota.rejections import NOT_MUTATED
 from vcuda.quota.terms import MODELS_ANNOTATION
 from webhook.admission import Gate, NotReady, Service
 from webhook.ledger.charging import ChargeRequest, Decision

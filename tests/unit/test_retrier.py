@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from controller.retry import retrier as retries
-from controller.retry.rejected import Owner, RejectedOwner, find_rejected, may_pass_later
+from controller.retry.rejected import Owner, RejectedOwner, find_rejected
 from controller.retry.retrier import (
     BUDGET_SECONDS,
     MODELS_DELAY_SECONDS,
@@ -22,8 +22,8 @@ from tests.tables import cases
 from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.placement.nodes import Nodes
-from vcuda.quota.model import MUTATE_FAILED, NOT_MUTATED, Limit, NamespaceQuota
-from vcuda.quota.terms import OVER_QUOTA
+from vcuda.quota.model import Limit, NamespaceQuota
+from vcuda.quota.rejections import OVER_QUOTA, may_pass_later, not_mutated
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(800)})
 ONE, TWO = {"tencent.com/vcuda-core": 100}, {"tencent.com/vcuda-core": 200}
@@ -101,8 +101,8 @@ def failure(**fields: str | None) -> dict[str, str | None]:
     "conditions, since",
     rejected_for_quota=([failure()], "2026-01-01T00:00:00Z"),
     among_other_conditions=([failure(type="Available"), failure()], "2026-01-01T00:00:00Z"),
-    not_pinned_while_mutate_was_unavailable=([failure(message=NOT_MUTATED)], "2026-01-01T00:00:00Z"),
-    not_pinned_because_mutate_failed=([failure(message=f"{MUTATE_FAILED}: HTTP 503; x")], "2026-01-01T00:00:00Z"),
+    not_pinned_while_mutate_was_unavailable=([failure(message=not_mutated(["x"]))], "2026-01-01T00:00:00Z"),
+    not_pinned_because_mutate_failed=([failure(message=not_mutated(["x"], "HTTP 503"))], "2026-01-01T00:00:00Z"),
     rejected_by_another_quota=([failure(message="exceeded quota: q, requested: cpu=1, used: cpu=2")], None),
     the_condition_has_ended=([failure(status="False")], None),
     another_condition_with_the_same_text=([failure(type="Progressing")], None),

@@ -25,7 +25,7 @@ from vcuda.ledger.ledger import UNSEEN_SECONDS, Ledger, Pending
 from vcuda.ledger.recount import ObservedClaims, ObservedPods, recount
 from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.quota.model import Charge
-from vcuda.quota.terms import OVER_QUOTA
+from vcuda.quota.rejections import OVER_QUOTA
 
 ONE, TWO = Charge(100, 0, 100), Charge(200, 0, 200)
 COUNTER = ClaimCounter(claim_policy())

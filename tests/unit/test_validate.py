@@ -18,7 +18,8 @@ from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse
 from vcuda.errors import Forbidden, Unavailable, VcudaError, cut
 from vcuda.placement.patches import Hints
-from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Usage
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
+from vcuda.quota.rejections import NOT_MUTATED
 from vcuda.quota.shortage import Shortage
 from vcuda.quota.terms import MODEL_ANNOTATION, UNSTORED_CAUSE
 from webhook.ledger.charging import ChargeRequest, PutOff

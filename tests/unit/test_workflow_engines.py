@@ -15,8 +15,8 @@ from tools.reference import claims, pods
 from vcuda.admission_review import AdmissionResponse, Outcome
 from vcuda.ledger.ledger import Rejected
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
+from vcuda.quota.rejections import OVER_QUOTA, reports_shortage
 from vcuda.quota.shortage import Shortage
-from vcuda.quota.terms import OVER_QUOTA, reports_shortage
 from webhook.ledger.charging import CROWDED, Decision, PutOff
 from webhook.ledger.namespace_ledger import TOO_MANY, UNSURE
 from webhook.review.answers import validate, written
@@ -106,14 +106,3 @@ def test_every_429_says_when_to_retry(decision: Decision) -> None:
     """client-go repeats a request by itself only after a 429 with Retry-After."""
     answer = answer_to(decision)
     assert (answer.status, answer.retry_after) == (HTTPStatus.TOO_MANY_REQUESTS, 1)
-
-
-@cases(
-    "message, ours",
-    ours=("exceeded quota: M40 in namespace team-a, requested: 1 card", True),
-    ours_too_large=("larger than the GPU quota: M40 in namespace team-a, requested: 9 cards", True),
-    of_resource_quota=("exceeded quota: compute, requested: cpu=1, used: cpu=2, limited: cpu=2", False),
-    of_resource_quota_about_cards=("exceeded quota: q, requested: requests.nvidia.com/gpu=1, used: …", False),
-)
-def test_a_rejection_by_resource_quota_is_not_mistaken_for_ours(message: str, ours: bool) -> None:
-    assert reports_shortage(f'pods "a" is forbidden: {message}') is ours

@@ -10,13 +10,14 @@ The order in which the models are tried comes from the first of these sources th
 
 import enum
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence, Set
 
 import msgspec
 
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage, cards, fits
 from vcuda.quota.shortage import Shortage
-from vcuda.quota.terms import MODELS_ANNOTATION, NO_QUOTA, would_be_pinned
+from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.quota.values import listed, printable, suggestion
 
 OTHERS = "*"
@@ -108,6 +109,7 @@ MAX_PASSED_OVER = 3
 """The reason for a choice names at most this many of the models that come before the chosen model in the order."""
 
 NO_NODE = "no node now"
+NO_QUOTA = "not enough quota"
 
 NOT_ENFORCED = "over quota on every model, but the quota does not enforce its limits"
 
@@ -151,12 +153,30 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     @property
     def forecast(self) -> str:
         """The message for a dry-run request: the model that would be chosen, and the reason."""
-        return f"{would_be_pinned(self.model)}: {self.reason}"
+        return would_be_pinned(self.model, self.reason)
 
     @property
     def notice(self) -> str:
         """The warning for other requests. Most choices need none."""
         return f"pinned to {self.model}: {self.reason}" if self.by_nodes else ""
+
+
+def would_be_pinned(model: str, reason: str = "") -> str:
+    return f"would be pinned to {model}{reason and ': '}{reason}"
+
+
+_FORECAST = re.compile(f"{would_be_pinned('')}([^ :]+)(?:: |$)")
+
+
+def read_forecast(warning: str) -> str:
+    """Return the model in a text of `would_be_pinned`; empty if this is another text."""
+    found = _FORECAST.match(warning)
+    return found[1] if found else ""
+
+
+def lacks_node(model: str, reason: str) -> bool:
+    """Return whether the reason of a choice says that ``model`` was passed over although it has enough quota."""
+    return f"{model} (" in reason and f"{model} ({NO_QUOTA})" not in reason
 
 
 def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ...]:

@@ -68,11 +68,14 @@ class NodeAvailability(NamedTuple):
     """The allocatable amounts above 0 of extended resources, with their names; None if the node reports no amounts."""
 
     @property
+    def obstacles(self) -> list[str]:
+        """The reasons for people why no new pod may run on the node."""
+        return ["cordoned"] * (CORDON in self.taints) + ["not ready"] * any(map(_is_not_ready, self.taints))
+
+    @property
     def takes_pods(self) -> str:
         """A text for people: whether new pods may run on the node."""
-        obstacles = ["cordoned"] * (CORDON in self.taints)
-        obstacles += ["not ready"] * any(map(_is_not_ready, self.taints))
-        if obstacles:
+        if obstacles := self.obstacles:
             return f"no: {', '.join(obstacles)}"
         taints = sorted(f"{key}{value and '='}{value}:{effect}" for key, value, effect in self.taints)
         return f"if tolerated: {listed(taints, _MAX_SHOWN)}" if taints else "yes"

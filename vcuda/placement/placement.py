@@ -23,7 +23,8 @@ from vcuda.placement.affinity import NAME, LabelIndex, NodeLabels, NodeSelection
 from vcuda.placement.choice import NO_NODE, Option, Rule, ordered_models
 from vcuda.placement.nodes import CardTypes, Nodes, NodeStates, amounts_of
 from vcuda.quota.model import Charge, NamespaceQuota, Usage, mebibytes
-from vcuda.quota.terms import MODELS_ANNOTATION, NO_MODEL_USABLE
+from vcuda.quota.rejections import no_model_usable
+from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.requests.mig import unknown_profile
 from vcuda.requests.pod_request import PodRequest
 from vcuda.requests.resources import NO_ROWS, CardModels
@@ -141,8 +142,8 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     def sentence(self, kind: str, namespace: str, quota: NamespaceQuota) -> str:
         """Return the message for an object that may use no model of its namespace. ``kind``: ``pod`` or ``claim``."""
         if not quota.limits:
-            return f"namespace {namespace} {NO_MODEL_USABLE}: its quota lists none"
-        return f"this {kind} {NO_MODEL_USABLE} in namespace {namespace}: {'; '.join(self.excluded.values())}"
+            return no_model_usable(f"namespace {namespace}", ": its quota lists none")
+        return no_model_usable(f"this {kind}", f" in namespace {namespace}: {'; '.join(self.excluded.values())}")
 
 
 def select(pod: Pod, scheme: Scheme, model: str, types: CardTypes, *, has_share: bool) -> tuple[str, ...] | str:

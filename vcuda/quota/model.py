@@ -17,9 +17,6 @@ import msgspec
 from vcuda.quota.terms import SYSTEM_NAMESPACES
 from vcuda.quota.times import Times
 
-NOT_MUTATED = "/mutate was not called, or another webhook ran after it"
-MUTATE_FAILED = "/mutate failed"
-
 DEFAULT = "*"
 """The key of the quota entry that applies to all namespaces without their own entry."""
 

@@ -1,11 +1,14 @@
 """The quota that is missing for a charge, and the text of the rejection."""
 
 import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
 from vcuda.quota.model import Charge, Limit, Usage, cards, fits, mebibytes
-from vcuda.quota.terms import NEVER_FITS, OVER_QUOTA
+from vcuda.quota.rejections import never_fits, over_quota
 
 
 class Shortage(msgspec.Struct, frozen=True, gc=False):
@@ -72,5 +75,29 @@ def exceeded(namespace: str, *shortages: Shortage, later: bool = False) -> str:
 
     ``later``: True if a grant that begins later makes room for the request.
     """
-    words = OVER_QUOTA if later or not all(each.can_never_fit for each in shortages) else NEVER_FITS
-    return f"{words}: " + "; ".join(shortage.sentence(namespace) for shortage in shortages)
+    text = "; ".join(shortage.sentence(namespace) for shortage in shortages)
+    return never_fits(text) if not later and all(each.can_never_fit for each in shortages) else over_quota(text)
+
+
+class MissingQuota(NamedTuple):
+    """The missing quota of one model, in cards or MiB; None if the request is larger than the limit."""
+
+    model: str
+    needed: float | None
+    of_memory: bool
+
+
+_NEEDED = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
+
+
+def read_shortages(text: str) -> Iterator[MissingQuota]:
+    """Yield what a text that contains sentences of `Shortage` says about each model."""
+    # The text may contain a long text from the pod. So it is split, and not searched by a pattern.
+    for sentence in text.split("; "):
+        subject, _, rest = sentence.partition(" in namespace ")
+        _, requested, figures = rest.partition(", requested: ")
+        before, _, model = subject.rpartition(" ")
+        needed = figures.partition(" more needed")[0].rpartition(" ")[2]
+        never = "can never fit" in figures
+        if requested and (never or (" more needed" in figures and _NEEDED.fullmatch(needed))):
+            yield MissingQuota(model, None if never else float(needed), before.endswith("memory of"))

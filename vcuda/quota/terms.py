@@ -1,25 +1,10 @@
-"""The names and texts by which the parts of this system, and people, recognize quota, ledgers and rejections."""
-
-import re
-
-OVER_QUOTA = "exceeded quota"
-"""The first words of a rejection that ends when quota becomes free. Kubernetes' ResourceQuota writes the same words.
-Argo Workflows, Tekton, Airflow, Flyte and actions-runner-controller wait only after a 403 with these words."""
-
-NEVER_FITS = "larger than the GPU quota"
-"""The first words of a rejection of a request that is larger than the limit of each model that it may use."""
-
-NO_MODEL_USABLE = "may use no GPU model"
-"""Words of the rejection of an object that may use no model of its quota, for example because its node has no model."""
+"""The names and texts by which the parts of this system, and people, recognize quota and ledgers."""
 
 UNSTORED_CAUSE = (
     "another admission plugin probably rejects these pods after the charge, such as a ResourceQuota or a policy: "
     "see the Events FailedCreate, for example with kubectl describe replicaset"
 )
 """The likely cause if pods are charged but not stored, and how to find it."""
-
-MALFORMED = "malformed GPU request"
-"""The first words of every rejection of a malformed request."""
 
 LEDGER_NAMESPACE, NODE_NAMESPACE = "vcuda-quota-ledgers", "vcuda-quota-node"
 """The default namespaces of the ledgers (records of charges) and of the node agents. Both must contain nothing else."""
@@ -53,20 +38,3 @@ USAGE_NAME, USAGE_KEY = "gpu-quota-usage", "usage.json"
 """The ConfigMap in which the controller publishes the usage of a limited namespace, and the key of that ConfigMap."""
 
 USAGE_LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota", "quota.vcuda.io/usage": "true"}
-
-
-SHORTAGE = rf"(?:{OVER_QUOTA}: (?![^,]{{1,253}}, requested: [^ ,=]{{1,253}}=)|{NEVER_FITS}: )"
-"""A pattern for the beginning of our rejections for lack of quota. ResourceQuota writes `requested: cpu=1` instead."""
-
-
-def reports_shortage(message: str) -> bool:
-    """Return whether a message, such as that of an Event, contains a rejection by this system for lack of quota."""
-    return re.search(SHORTAGE, message) is not None
-
-
-NO_QUOTA = "not enough quota"
-"""The reason why a GPU model is passed over if it lacks quota."""
-
-
-def would_be_pinned(model: str) -> str:
-    return f"would be pinned to {model}"

@@ -15,8 +15,9 @@ from vcuda.errors import LedgerLost, UnreadableLedger, VcudaError
 from vcuda.ledger.ledger import Admitted
 from vcuda.quota import grant_words
 from vcuda.quota.model import cards
+from vcuda.quota.rejections import over_quota, reports_shortage
 from vcuda.quota.shortage import Shortage, exceeded
-from vcuda.quota.terms import OVER_QUOTA, UNSTORED_CAUSE, reports_shortage
+from vcuda.quota.terms import UNSTORED_CAUSE
 from webhook.ledger.charging import PutOff
 from webhook.review import claim_review, decisions, pod_review
 from webhook.review.decisions import Creation, Rejection, Review, Simple, Verdict
@@ -91,7 +92,7 @@ def written(verdict: Simple, review: Review | None = None) -> AdmissionResponse:
     status = HTTPStatus.TOO_MANY_REQUESTS if wait else status
     # Workflow engines wait for quota only after a rejection with these words.
     if outcome.lacks_quota and not verdict.soon and not reports_shortage(message):
-        message = f"{OVER_QUOTA}: {message}"
+        message = over_quota(message)
     # A bad request is no fault of the object, so its metrics name no scheme.
     scheme = review.scheme if review and outcome is not Outcome.BAD_REQUEST else ""
     return AdmissionResponse(

@@ -20,7 +20,8 @@ from vcuda.ledger.ledger import Pending
 from vcuda.placement.choice import ordered_models
 from vcuda.placement.nodes import NO_NODES, Nodes, NodeStates
 from vcuda.placement.placement import Candidates
-from vcuda.quota.model import NOT_MUTATED, NamespaceQuota
+from vcuda.quota.model import NamespaceQuota
+from vcuda.quota.rejections import not_mutated
 from vcuda.quota.shortage import exceeded
 from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.requests.bypasses import find_unlimited
@@ -152,7 +153,7 @@ async def validate(create: Creation, review: ClaimReview) -> Verdict:
         create.deadline.check(review.request.steps * len(review.quota.limits))
         return await _check_template(review, create.ledgers)
     model = review.request.model()
-    stray = [] if model in review.quota.limits else [f"{NOT_MUTATED}: {_not_held(review, model)}"]
+    stray = [] if model in review.quota.limits else [not_mutated([_not_held(review, model)])]
     if model and (product := review.request.policy.products.of_model(model).foreign):
         stray.append(ambiguous(model, product))
     if stray and review.enforced:

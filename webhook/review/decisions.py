@@ -22,8 +22,9 @@ from vcuda.ledger.ledger import NO_MODEL, Admitted, Pending, Rejected
 from vcuda.placement.choice import MAX_NAMED, Choice, choose, choose_regardless, read_wish
 from vcuda.placement.placement import Candidates
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage, is_namespace_name
+from vcuda.quota.rejections import malformed_request
 from vcuda.quota.shortage import Shortage
-from vcuda.quota.terms import MALFORMED, MODELS_ANNOTATION
+from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.quota.values import listed
 from webhook.ledger.charging import ChargeRequest, Ledgers, PutOff, RetryLater
 from webhook.ledger.ledgers import ByNamespace
@@ -220,7 +221,7 @@ def unread(kind: str, error: Exception, quota: NamespaceQuota | None) -> Simple:
 
 def malformed(faults: Sequence[Fault]) -> Rejection:
     shown = limited(faults)
-    return Rejection(Outcome.MALFORMED, f"{MALFORMED}: {'; '.join(map(str, shown))}", shown)
+    return Rejection(Outcome.MALFORMED, malformed_request("; ".join(map(str, shown))), shown)
 
 
 def check_wish(review: Review, annotations: Mapping[str, str]) -> str | Rejection:

@@ -16,7 +16,8 @@ from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, Check, Decoder, Oper
 from vcuda.ledger.ledger import Pending
 from vcuda.placement import patches, placement
 from vcuda.placement.placement import DEFAULT_SCHEDULER, HOSTNAME, find_serving, reaches
-from vcuda.quota.model import MUTATE_FAILED, NOT_MUTATED, Allowance, NamespaceQuota
+from vcuda.quota.model import Allowance, NamespaceQuota
+from vcuda.quota.rejections import not_mutated
 from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.quota.values import listed
 from vcuda.requests.bypasses import could_reach_gpus, find_bypasses
@@ -240,8 +241,7 @@ def _not_mutated(create: Creation, review: PodReview, message: str, *, skipped: 
 
 def _lacks(create: Creation, review: PodReview, undone: Sequence[str]) -> str:
     """Return the error message for the changes of /mutate that the pod lacks."""
-    failure = _failure(create, review)
-    return f"{MUTATE_FAILED}: {failure}; {'; '.join(undone)}" if failure else f"{NOT_MUTATED}: {'; '.join(undone)}"
+    return not_mutated(undone, _failure(create, review))
 
 
 def _failure(create: Creation, review: PodReview) -> str:
