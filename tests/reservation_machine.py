@@ -107,7 +107,11 @@ class ReservationMachine(RuleBasedStateMachine):
 
     @rule(model=models, limit=limits)
     def set_limit(self, model: str, limit: Limit) -> None:
-        self.world.set_limits({**self.world.limits, model: limit})
+        self.world.set_limits({**self.world.limits, model: limit}, self.world.total)
+
+    @rule(total=st.none() | limits)
+    def set_total(self, total: Limit | None) -> None:
+        self.world.set_limits(self.world.limits, total)
 
     def teardown(self) -> None:
         with self.world:

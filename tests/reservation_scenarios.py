@@ -237,6 +237,43 @@ def a_burst_just_below_the_limit(world: ReservationWorld) -> None:
     world.through()
 
 
+TOTAL = Limit(4500)
+"""A limit of all models together that is below each limit of a model."""
+
+
+def both_models_use_up_the_total(world: ReservationWorld) -> None:
+    world.set_limits(LIMITS, TOTAL)
+    for replica, model in ((A, "M40"), (B, "P100")):
+        world.ask(replica, 40, model)
+        world.go_on()
+
+
+def others_take_all_that_is_left_of_the_total(world: ReservationWorld) -> None:
+    """Replica B must not use for one model the quota that A reserved for another model."""
+    world.set_limits(LIMITS, TOTAL)
+    world.reserve(A)
+    world.ask(B, 60, "P100")
+    world.go_on()
+    world.ask(A, 20)
+    world.go_on()
+
+
+def a_burst_just_below_the_total(world: ReservationWorld) -> None:
+    """The model's own limit would permit a larger reservation than the limit of all models together."""
+    world.set_limits(LIMITS, TOTAL)
+    world.reserve(A, 87, size="half")
+    world.ask(A, 30, size="half")
+    world.through()
+
+
+def the_total_is_lowered(world: ReservationWorld) -> None:
+    world.set_limits(LIMITS, TOTAL)
+    world.reserve(A)
+    world.set_limits(LIMITS, Limit(1000))
+    world.ask(A, 3)
+    world.through()
+
+
 def free_cores(world: ReservationWorld) -> int:
     return LIMITS["M40"].most_cores - int(world.ledger().usage("M40").used.cores)
 
@@ -349,6 +386,10 @@ ALL: Sequence[Scenario] = [
     the_limit_is_lowered,
     the_limit_is_lowered_while_another_replica_writes_first,
     a_burst_just_below_the_limit,
+    both_models_use_up_the_total,
+    others_take_all_that_is_left_of_the_total,
+    a_burst_just_below_the_total,
+    the_total_is_lowered,
     little_room_beside_what_others_reserve,
     its_reservation_was_reaped,
     reaped_by_a_count_of_that_moment,

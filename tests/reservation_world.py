@@ -7,12 +7,13 @@ import asyncio
 import contextlib
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any, Self
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from tests import builders
@@ -126,7 +127,7 @@ class ReservationWorld:
         # Seconds by which the clock of the API server that a replica calls lags behind the clock of the API server that
         # stores the pod.
         self.behind = 0.0
-        self._edits: list[Mapping[str, Limit]] = []
+        self._edits: list[NamespaceQuota] = []
         self.grants: tuple[Grant, ...] = ()
         # The stored objects must fit the limits that are in force at this time. The limits change with dated quota
         # grants.
@@ -179,7 +180,7 @@ class ReservationWorld:
     def ask_again(self, uid: str, replica: int) -> None:
         """Have the API server call a replica for an object, maybe again. One admission is enough to store it."""
         subject, process = self.subjects[uid], self.replicas[replica]
-        quota = NamespaceQuota(self._edits[-1], grants=self.grants).at(self.time.now + process.ahead)
+        quota = self._quota_at(self.time.now + process.ahead)
         deadline = process.clock.now() + CALL_SECONDS
         request = ChargeRequest(
             TEAM,
@@ -240,16 +241,26 @@ class ReservationWorld:
             self.through(*senders)
             self.pass_by(0.03)
 
-    def set_limits(self, limits: Mapping[str, Limit]) -> None:
-        """Edit the quota. All processes see the edit at once, except that a decision in progress uses the old quota."""
-        self._edits.append({**limits})
-        document = json.dumps({TEAM: {"quota": {model: limit.most_cores // 100 for model, limit in limits.items()}}})
-        store_quota(self.api, document)
+    def set_limits(self, limits: Mapping[str, Limit], total: Limit | None = None) -> None:
+        """Edit the quota. All processes see the edit at once, except that a decision in progress uses the old quota.
+
+        ``total``: the limit of all models together.
+        """
+        self._edits.append(NamespaceQuota({**limits}, total=total))
+        entry: dict[str, Any] = {"quota": {model: limit.most_cores // 100 for model, limit in limits.items()}}
+        store_quota(self.api, json.dumps({TEAM: {**entry, **({"total": total.most_cores // 100} if total else {})}}))
         self._version = self.api.objects[QUOTA]["metadata"]["resourceVersion"]
 
     @property
     def limits(self) -> Mapping[str, Limit]:
-        return self._edits[-1]
+        return self._edits[-1].limits
+
+    @property
+    def total(self) -> Limit | None:
+        return self._edits[-1].total
+
+    def _quota_at(self, moment: float) -> NamespaceQuota:
+        return msgspec.structs.replace(self._edits[-1], grants=self.grants).at(moment)
 
     # Steps of the API server
 
@@ -346,13 +357,14 @@ class ReservationWorld:
     def _wrong(self) -> str:
         held = [self.subjects[uid] for uid in (*self.stored, *self.storable())]
         newest = len(self._edits) - 1
-        for model, limit in NamespaceQuota(self._edits[-1], grants=self.grants).at(self.limits_since).limits.items():
+        # An object may exceed a limit if an older quota decided it and it was admitted after the edit. So leave it out.
+        counted = [each for each in held if each.edit == newest or each.before < newest]
+        if self.total and _exceeds(self.total, counted, newest):
+            return f"{_sum(counted)} are stored or may be, and the limit is {self.total} in total"
+        for model, limit in self._quota_at(self.limits_since).limits.items():
             of_model = [each for each in held if each.model == model]
-            # An object may exceed the limit if an older quota decided it and it was admitted after the edit. So leave
-            # it out.
-            counted = [each for each in of_model if each.edit == newest or each.before < newest]
-            if any(each.edit == newest for each in counted) and not fits(limit, Charge(), _sum(counted)):
-                return f"{_sum(counted)} of {model} are stored or may be, and the limit is {limit}"
+            if _exceeds(limit, [each for each in counted if each.model == model], newest):
+                return f"{_sum(of_model)} of {model} are stored or may be, and the limit is {limit}"
             used = self._used(model)
             if used is not None and not used.covers(_sum(of_model)):
                 return f"{_sum(of_model)} of {model} are stored or may be, and the ledger counts {used}"
@@ -387,6 +399,10 @@ class ReservationWorld:
         for replica in self.replicas:
             replica.run()
         self.check()
+
+
+def _exceeds(limit: Limit, counted: Sequence[Subject], newest: int) -> bool:
+    return any(each.edit == newest for each in counted) and not fits(limit, Charge(), _sum(counted))
 
 
 def _sum(subjects: Iterable[Subject]) -> Charge:

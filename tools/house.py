@@ -16,7 +16,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 PRODUCT = ("webhook", "vcuda", "controller", "certs")
 
-MAX_PRODUCT_LINES = 35_500
+MAX_PRODUCT_LINES = 35_700
 """The maximum number of lines of the product's code. A commit that raises this number must say why."""
 
 MAX_CREATE_MODULES = 26

@@ -233,9 +233,11 @@ NOT_A_QUOTA = "must be a mapping from models to cards, for example {A100: 8, T4:
 NO_EXCEPTED = "must be the name of a namespace, or the beginning of names with `*`, for example longhorn-*; got "
 MODES = "supported values: enforce, warn, audit"
 NO_LIMIT = "must have `cards`, `memory`, or both, for example {cards: 4, memory: 160Gi}"
+NO_TOTAL = "`total` requires models in `quota` or `grants`, because the namespace must not use other models"
+GRANT_KEYS = "unknown key; supported keys: `from`, `until`, `weekly`, `daily`, `why` and the names of GPU models"
 NAMESPACE_KEYS = (
     "unknown key; supported keys: `quota`, `pool`, `mode`, `allow`, `order`, `one_model`, "
-    "`require_nodes`, `time_zone`, `grants`, `except`. GPU models must be listed in `quota`"
+    "`require_nodes`, `total`, `time_zone`, `grants`, `except`. GPU models must be listed in `quota`"
 )
 
 
@@ -264,6 +266,14 @@ NAMESPACE_KEYS = (
             "a.pool[3]: must be a string, so the name must be in quotes; got 7",
             "a.pool[4]: duplicate name; each name must be listed once",
         ]),
+        ("a: {quota: {A100: 8, total: 20}, grants: [{total: 4, weekly: Sat}]}", [
+            "a.quota.total: must be a key of the entry, for example {total: 20, quota: {A100: 8, T4: 16}}",
+            f"a.grants[0].total: {GRANT_KEYS}",
+        ]),
+        ("a: {total: 20}", [f"a: {NO_TOTAL}"]),
+        ("a: {total: 20, quota: {}}", [f"a: {NO_TOTAL}"]),
+        ("a: {total: all, quota: {T4: 1}}", ['a.total: must be a number of cards, for example 8 or 2.5; got "all"']),
+        ("a: {total: -1, quota: {T4: 1}}", ["a.total: must be a number of cards between 0 and 100000; got -1"]),
         ("a: {except: [b]}", ['a.except: must be set only in the entry "*"']),
         ("'*': {exept: [b]}", ["*.exept: unknown key; did you mean `except`?"]),
         ("'*': {except: longhorn-*}", ['*.except: must be a list, for example [longhorn-*]; got "longhorn-*"']),

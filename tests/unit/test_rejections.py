@@ -19,7 +19,9 @@ LIMITS = st.builds(Limit, st.integers(0, 1000), st.none() | st.integers(0, 2**20
 )
 
 
-SHORTAGES = st.builds(Shortage, MODELS, CHARGES, st.builds(Usage, CHARGES, CHARGES), LIMITS).filter(
+USAGES = st.builds(Usage, CHARGES, CHARGES)
+OF_TOTAL = st.builds(Shortage, st.just("total"), CHARGES, USAGES, st.builds(Limit, st.integers(0, 1000)), st.just(True))
+SHORTAGES = (st.builds(Shortage, MODELS, CHARGES, USAGES, LIMITS) | OF_TOTAL).filter(
     lambda each: not fits(each.limit, each.usage.used, each.asked)
 )
 
@@ -47,7 +49,7 @@ def test_the_cause_of_a_rejection_is_read_from_its_text(text: str, shortage: boo
     assert rejections.find_rejection(denied) == text
 
 
-@given(st.lists(SHORTAGES, min_size=1, max_size=3), TEXTS)
+@given(st.lists(SHORTAGES, min_size=1, max_size=3, unique_by=lambda each: each.model), TEXTS)
 def test_the_missing_quota_is_read_from_the_text_of_a_rejection(shortages: list[Shortage], after: str) -> None:
     found = list(read_shortages(f"{exceeded('team-a', *shortages)}; {after}"))
     for each, read in zip(shortages, found, strict=True):

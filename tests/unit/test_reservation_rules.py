@@ -17,7 +17,7 @@ from vcuda.kube import LedgerStore, Stored
 from vcuda.kube.ledger_marks import LedgerMarks
 from vcuda.ledger.ledger import RESERVATION_SECONDS, Ledger, Pending, Reservation
 from vcuda.ledger.recount import ObservedPods, recount
-from vcuda.quota.model import Charge, NamespaceQuota
+from vcuda.quota.model import Charge, NamespaceQuota, Usage
 from vcuda.quota.terms import STORABLE_SECONDS
 from webhook.ledger import namespace_ledger, reservations as own_reservations
 from webhook.ledger.reservations import Demand, Plan, ReplicaReservation, plan_reservation
@@ -137,6 +137,17 @@ def nothing_expired(*_: object) -> Overdue:
     return Overdue()
 
 
+total_usage = Ledger.total_usage
+
+
+def total_without_reservations(ledger: Ledger) -> Usage:
+    return total_usage(msgspec.structs.replace(ledger, reserved={}))
+
+
+def planned_without_total(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
+    return plan_reservation(ledger, msgspec.structs.replace(quota, total=None), demand)
+
+
 class Broken(NamedTuple):
     """Breaks a rule: attribute ``name`` of ``where`` becomes ``value``. ``scenario`` must then fail with ``wrong``."""
 
@@ -207,6 +218,18 @@ MUTANTS = {
         planned_without_others,
         scenarios.little_room_beside_what_others_reserve,
         "more than the limit is charged",
+    ),
+    "all models count toward the total": Broken(
+        Ledger, "total_usage", lambda ledger: ledger.usage("P100"), scenarios.both_models_use_up_the_total, OVER
+    ),
+    "reservations of other models count toward the total": Broken(
+        Ledger, "total_usage", total_without_reservations, scenarios.others_take_all_that_is_left_of_the_total, OVER
+    ),
+    "a reservation is within the total": Broken(
+        namespace_ledger, "plan_reservation", planned_without_total, scenarios.a_burst_just_below_the_total, OVER
+    ),
+    "a reservation admits only under the total that sized it": Broken(
+        ReplicaReservation, "is_by", lambda *_: True, scenarios.the_total_is_lowered, OVER
     ),
     "a write without an answer may land": Broken(
         LedgerStore, "write", failed_if_unanswered, scenarios.a_write_of_unknown_outcome_lands_late, LOST

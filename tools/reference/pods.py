@@ -136,6 +136,7 @@ def _rejected() -> list[Told]:
     for_now = Shortage("M40", Charge(200, 0, 200), Usage(Charge(700), Charge(100)), Limit(800))
     reserved = Shortage("M40", Charge(100), Usage(Charge(800), Charge(100), reserved=Charge(200)), Limit(800))
     running = Shortage("M40", Charge(100, 0, 100), Usage(Charge(800), terminating=Charge(200)), Limit(800))
+    in_total = Shortage("M40", Charge(100, 0, 100), Usage(Charge(2000)), Limit(2000), of_total=True)
     memory = Shortage("M40", Charge(30, 4096), Usage(Charge(30, 6144)), Limit(800, 8192))
     model = {"nvidia.com/gpu": 1}
     return [
@@ -144,6 +145,12 @@ def _rejected() -> list[Told]:
             "Wait until a pod of the namespace ends. The controller then makes rejected workloads"
             " retry at once. Or request less, or ask for more quota. If the pod may use several"
             " models, the message has one part of this form for each model.",
+        ),
+        Told(
+            exceeded("team-a", in_total),
+            "All GPU models together use up [`total`](quotas.md#the-total-of-all-models) of the quota entry. Wait until"
+            " any GPU pod of the namespace ends, request less, or ask for a higher `total`. If both limits bind, the"
+            " message names the model.",
         ),
         Told(
             _put_off(for_now),

@@ -67,6 +67,8 @@ VALUES = (
     "a: {order: [A10O], quota: {A100: 1}}",
     "a: {order: [T4], quota: {A100: 1}}",
     "a: {one_model: 1}",
+    "a: {total: 20}",
+    "a: {quota: {A100: 8, total: 20}}",
     "require_nodes: 1",
     "a: {time_zone: Europe/Berln}",
     "a: {time_zone: Mars}",
@@ -214,19 +216,20 @@ def _edited(
     nodes: Nodes = NODES,
     namespaces: quota_edit.NamespaceNames | None = None,
     pods: first_limits.Pods | None = None,
+    total: Limit | None = None,
     **fields: Any,
 ) -> AdmissionResponse:
     """Return the answer of the webhook's path /quota to an edit of the quota ConfigMap.
 
     ``data``: the data of the ConfigMap after the edit. ``fields``: other fields of the review.
-    ``limits``: the limits before the edit; by default eight cards of model M40.
+    ``limits``, ``total``: the limits before the edit; by default eight cards of model M40.
     """
     place = QuotaPlace()
     kind = GroupVersionKind(version="v1", kind="ConfigMap")
     raw = msgspec.Raw(msgspec.json.encode({"data": data}))
     given = {"kind": kind, "namespace": place.namespace, "name": place.name, "operation": "UPDATE", "object": raw}
     request = review(None, dry_run=True, **{**given, **fields})
-    policy = policy_for(NamespaceQuota(limits or {"M40": Limit(800)}), nodes)
+    policy = policy_for(NamespaceQuota(limits or {"M40": Limit(800)}, total=total), nodes)
     devices = Devices(classes={"gpu.nvidia.com": ClassFacts(extended_resource=PLAIN_CARDS)})
     claims = ClaimPolicy.of(devices, NODES.model_of, policy.quota, policy.resources)
     policy = msgspec.structs.replace(policy, claims=claims)
@@ -274,6 +277,13 @@ def _running_pods(_seconds: float) -> Iterator[Pod]:
     raise Unavailable("the API server does not answer")
 
 
+def _warnings_about_total() -> Iterator[Told]:
+    useless = _edited(_document("team-a: {quota: {M40: 8}, total: 8}")).warnings[0]
+    yield Told(useless, "Write a `total` below this sum, or remove the key.")
+    removed = _edited(_document("team-a: {quota: {M40: 8}}"), total=Limit(400)).warnings[0]
+    yield Told(removed, "Check that you intend to limit only each model by itself.")
+
+
 def _warnings() -> Iterator[Told]:
     models = ", ".join(f"B{number}: 1" for number in range(MAX_WARNINGS + 5))
     many = f"team-a: {{quota: {{M40: 8, {models}}}}}"
@@ -297,6 +307,7 @@ def _warnings() -> Iterator[Told]:
     over = _edited(_document("team-a: {quota: {M40: 0}, grants: [{M40: 1, until: 2000-01-01}]}")).warnings
     yield Told(over[0], "Remove the grant.")
     yield Told(over[1], "Remove the grant, or the 0 in `quota`.")
+    yield from _warnings_about_total()
     system = _edited(_document("kube-system: {quota: {M40: 2}}")).warnings[-1]
     yield Told(system, "Remove the quota entry, unless you only want to see the usage of the namespace.")
     lost = _edited(_document("team-b: {quota: {M40: 1}}")).warnings[0]

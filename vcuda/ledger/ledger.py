@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 
 from vcuda.quota.model import COMMON_DENOMINATOR, Charge, Limit, NamespaceQuota, Usage, fits, total
-from vcuda.quota.shortage import Shortage
+from vcuda.quota.shortage import Shortage, find_shortage
 
 MAX_PENDING = 512
 """The most pending charges of a namespace. The limit keeps the ledger small if a controller creates pods endlessly."""
@@ -127,6 +127,15 @@ class Ledger(msgspec.Struct, frozen=True):
         stored = self.committed.get(model, Charge()) + self.claimed.get(model, Charge())
         return Usage(stored + pending + terminating + reserved, pending, terminating, reserved)
 
+    def total_usage(self) -> Usage:
+        """Return the usage of all models together, also of models that the quota does not list."""
+        pending, terminating = (
+            total(entry.charge for entry in entries.values()) for entries in (self.pending, self.terminating)
+        )
+        reserved = total(charge for each in self.reserved.values() for charge in each.charges.values())
+        stored = total((*self.committed.values(), *self.claimed.values()))
+        return Usage(stored + pending + terminating + reserved, pending, terminating, reserved)
+
     def usages(self) -> Mapping[str, Usage]:
         entries: Iterable[Pending | Terminating] = (*self.pending.values(), *self.terminating.values())
         reserved = itertools.chain.from_iterable(each.charges for each in self.reserved.values())
@@ -183,9 +192,10 @@ def admit(
     if uid in ledger.pending:
         return Admitted(ledger, usage, limit)
     shortage = None
-    if asked.model != NO_MODEL and not fits(limit, usage.used, asked.charge):
-        shortage = Shortage(asked.model, asked.charge, usage, limit)
-        if enforced:
+    if asked.model != NO_MODEL and (quota.total or not fits(limit, usage.used, asked.charge)):
+        of_model = Shortage(asked.model, asked.charge, usage, limit)
+        shortage = find_shortage(of_model, quota.total, ledger.total_usage)
+        if shortage and enforced:
             return Rejected(shortage)
     # `MAX_PENDING` is checked after the limit, so that a pod over the limit is rejected even with many pending charges.
     if len(ledger.pending) >= MAX_PENDING:

@@ -20,7 +20,7 @@ from vcuda.ledger.ledger import (
     is_older,
     long_graces,
 )
-from vcuda.quota.model import Charge, Usage
+from vcuda.quota.model import Charge, Usage, total
 
 
 class Observed(msgspec.Struct, frozen=True):
@@ -94,6 +94,11 @@ class ObservedPods(Observed, frozen=True):
         """Return the usage of one GPU model: the charges of the stored objects, and the charge ``terminating``."""
         claimed = self.claims.committed.get(model, Charge()) if self.claims else Charge()
         return Usage(self.committed.get(model, Charge()) + claimed + terminating, terminating=terminating)
+
+    def total_usage(self, terminating: Charge) -> Usage:
+        """Return the usage of all GPU models together."""
+        claimed = self.claims.committed.values() if self.claims else ()
+        return Usage(total((*self.committed.values(), *claimed, terminating)), terminating=terminating)
 
 
 class Expired(msgspec.Struct, frozen=True):

@@ -11,12 +11,12 @@ The order in which the models are tried comes from the first of these sources th
 import enum
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 import msgspec
 
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage, cards, fits
-from vcuda.quota.shortage import Shortage
+from vcuda.quota.shortage import Shortage, find_shortage
 from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.quota.values import listed, printable, suggestion
 
@@ -126,14 +126,19 @@ class Option(msgspec.Struct, frozen=True, gc=False):
     """True if a node of the model can take the object now."""
     waits: Callable[[], str] = str
     """Returns why no node of the model can take the object now; empty if the nodes are unknown."""
+    total: Limit | None = None
+    """The limit of all models together; None if there is none. It does not change the choice."""
+    total_usage: Callable[[], Usage] = Usage
 
     @property
     def has_room(self) -> bool:
         return fits(self.limit, self.usage.used, self.asked)
 
     @property
-    def shortage(self) -> Shortage:
-        return Shortage(self.model, self.asked, self.usage, self.limit)
+    def shortage(self) -> Shortage | None:
+        """The quota that is missing for the object; None if it fits."""
+        of_model = Shortage(self.model, self.asked, self.usage, self.limit)
+        return find_shortage(of_model, self.total, self.total_usage)
 
     @property
     def obstacle(self) -> str:
@@ -187,12 +192,17 @@ def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ..
     """
     fitting = [option for option in options if option.has_room]
     if not fitting:
-        return tuple(option.shortage for option in options)
+        return shortages_of(options)
     best = _best(fitting)
     waits = "" if best.ready else best.waits()
     will_wait = waits and f"; the pod must wait for a node of {best.model}: {waits}"
     reason = f"{_reason(options, fitting, best, rule)}, {free_of(best.limit, best.usage)}{will_wait}"
     return Choice(best.model, reason, rule, bool(waits) or best is not fitting[0])
+
+
+def shortages_of(options: Iterable[Option]) -> tuple[Shortage, ...]:
+    """Return the missing quota of each option for which the object does not fit."""
+    return tuple(shortage for option in options if (shortage := option.shortage))
 
 
 def choose_regardless(options: Sequence[Option], rule: Rule) -> Choice:

@@ -22,7 +22,7 @@ from vcuda.k8s_types import Check, Pod, no_check
 from vcuda.placement.affinity import NAME, LabelIndex, NodeLabels, NodeSelection, Values, limited_values, required_terms
 from vcuda.placement.choice import NO_NODE, Option, Rule, ordered_models
 from vcuda.placement.nodes import CardTypes, Nodes, NodeStates, amounts_of
-from vcuda.quota.model import Charge, NamespaceQuota, Usage, mebibytes
+from vcuda.quota.model import Charge, NamespaceQuota, Usage, all_models, mebibytes
 from vcuda.quota.rejections import no_model_usable
 from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.requests.mig import unknown_profile
@@ -132,11 +132,11 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     """Returns why no node of the given model can take the pod now; None if the nodes are unknown."""
 
     def options(self, quota: NamespaceQuota, asked: ChargeOn, usage: Mapping[str, Usage]) -> list[Option]:
-        found = []
+        found, total_usage = [], functools.partial(all_models, usage.values())
         for model in self.models:
             waits = functools.partial(self.why_not_ready, model) if self.why_not_ready else str
             used, ready = usage.get(model, Usage()), model in self.ready
-            found.append(Option(model, asked(model), quota.limits[model], used, ready, waits))
+            found.append(Option(model, asked(model), quota.limits[model], used, ready, waits, quota.total, total_usage))
         return found
 
     def sentence(self, kind: str, namespace: str, quota: NamespaceQuota) -> str:

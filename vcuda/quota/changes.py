@@ -6,6 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Grant, Limit, Mode, NamespaceQuota, Quota, cards
+from vcuda.quota.terms import TOTAL
 from vcuda.quota.values import listed
 
 DERIVED = ("limits", "own", "granted", "excepted")
@@ -95,8 +96,19 @@ def weakened(old: Quota, new: Quota) -> Iterator[str]:
                 yield f"{removed}. No limit applies any more"
         elif _STRICTNESS[will.mode] < _STRICTNESS[was.mode]:
             yield f"{namespace}.mode: the mode changes from {was.mode} to {will.mode}"
+        if will and was.total and will.total is None:
+            yield f"{namespace}.{TOTAL}: the limit of all models together ({was.total}) is removed"
         if will and (added := sorted(will.excepted - was.excepted)):
             yield f"{namespace}.except: the entry does not apply any more to {listed(added, MAX_EXCEPTED_SHOWN)}"
+
+
+def ineffective_total(namespace: str, entry: NamespaceQuota, moment: float | None) -> Iterator[str]:
+    """Yield a warning if the limits of the models, with all grants, permit no more cards than the key `total`."""
+    if entry.total and all(limit.cores is not None for limit in entry.at(None).limits.values()):
+        permitted = sum(_most_cores(entry, moment).values())
+        if permitted <= entry.total.most_cores:
+            sums = f"the limits of all models add up to {cards(permitted)}"
+            yield f"{namespace}.{TOTAL}: the limit of {entry.total} has no effect, because {sums}"
 
 
 def grouped(warnings: Iterable[str]) -> list[str]:
@@ -147,6 +159,8 @@ def _entry(entry: NamespaceQuota | None) -> str:
     if entry is None:
         return ""
     limits = _limits(entry.limits) or "no model"
+    if entry.total:
+        limits = f"{limits}, {TOTAL}: {entry.total}"
     if entry.excepted:
         limits = f"{limits}, except {listed(sorted(entry.excepted), MAX_EXCEPTED_SHOWN)}"
     return limits if entry.mode is Mode.ENFORCE else f"{entry.mode}, {limits}"
@@ -161,6 +175,8 @@ def _limits(limits: Mapping[str, Limit]) -> str:
 
 
 def _plain(value: object) -> str:
+    if value is None or isinstance(value, Limit):
+        return str(value or "")
     if isinstance(value, tuple) and value and all(isinstance(each, Grant) for each in value):
         return "; ".join(f"{_limits(each.limits)} {each.times}" for each in value)
     if isinstance(value, frozenset):

@@ -10,6 +10,7 @@ The document is JSON or YAML in gpu-admission's format (``pkg/predicate/gpu_pred
     team-e: {order: [A100, T4], quota: {T4: 8, A100: 2}}   # A100 first; the default is the order in `quota`
     team-g: {one_model: true, quota: {T4: 8, A100: 2}}     # pods that could get both models are rejected
     team-j: {require_nodes: true, quota: {T4: 8}}          # no model without nodes; at the top: for all entries
+    team-k: {total: 8, quota: {T4: 8, A100: 4}}            # at most 8 cards of both models together
     team-h: {grants: [{T4: 8, weekly: Sat-Sun}]}           # more at certain times, see vcuda.quota.grant_entries
     "*":    {quota: {}, except: ["longhorn-*"]}            # every namespace without its own entry, but not these
 
@@ -44,7 +45,7 @@ from vcuda.quota.model import (
     Quota,
     is_namespace_name,
 )
-from vcuda.quota.terms import SYSTEM_NAMESPACES
+from vcuda.quota.terms import SYSTEM_NAMESPACES, TOTAL
 from vcuda.quota.times import UTC
 from vcuda.quota.values import (
     LimitEntry,
@@ -53,6 +54,7 @@ from vcuda.quota.values import (
     brief,
     printable,
     raise_faults,
+    read_cores,
     read_label_value,
     read_limit,
     sentence,
@@ -142,7 +144,13 @@ def _bounded(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-_Model = Annotated[str, pydantic.AfterValidator(read_label_value)]
+def _read_model(name: str) -> str:
+    if name == TOTAL:
+        raise WrongValueError(f"must be a key of the entry, for example {{{TOTAL}: 20, quota: {{A100: 8, T4: 16}}}}")
+    return read_label_value(name)
+
+
+_Model = Annotated[str, pydantic.AfterValidator(_read_model)]
 _Limits = dict[_Model, Annotated[LimitEntry, pydantic.WrapValidator(read_limit)]]
 _Name = Annotated[str, pydantic.PlainValidator(_read_name)]
 _Excepted = Annotated[str, pydantic.PlainValidator(_read_excepted)]
@@ -159,6 +167,7 @@ class _NamespaceEntry(StrictModel):
     order: Annotated[tuple[_Name, ...], _names("M40")] = ()
     one_model: bool = False
     require_nodes: bool | None = None
+    total: Annotated[int | None, pydantic.PlainValidator(read_cores)] = None
     time_zone: Annotated[ZoneInfo | None, pydantic.PlainValidator(read_zone)] = None
     grants: Annotated[tuple[GrantEntry, ...], pydantic.BeforeValidator(read_grants)] = ()
     excepted: Annotated[tuple[_Excepted, ...], _names("longhorn-*"), pydantic.AfterValidator(_bounded)] = (
@@ -174,6 +183,10 @@ class _NamespaceEntry(StrictModel):
                 raise WrongValueError(
                     f"`order` must list only models of `quota` or `grants`; got {brief(model)}; {hint}"
                 )
+        if self.total is not None and not models:
+            raise WrongValueError(
+                f"`{TOTAL}` requires models in `quota` or `grants`, because the namespace must not use other models"
+            )
         return self
 
 
@@ -291,6 +304,7 @@ def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES, zone: Zon
             *(limits, entry.pool, entry.mode, frozenset(entry.allow), entry.order),
             one_model=entry.one_model,
             require_nodes=bool(entry.require_nodes),
+            total=None if entry.total is None else Limit(entry.total),
             grants=tuple(grant.in_zone(entry.time_zone or zone) for grant in entry.grants),
             excepted=frozenset(entry.excepted),
         )

@@ -17,6 +17,7 @@ import pydantic
 
 from vcuda.quota import times
 from vcuda.quota.model import Grant, Limit
+from vcuda.quota.terms import TOTAL
 from vcuda.quota.times import LocalTime, Times
 from vcuda.quota.values import (
     LimitEntry,
@@ -147,7 +148,7 @@ def _fault_of(key: str, value: object) -> str:
     known = f"supported keys: {quoted(_KEYS)} and the names of GPU models"
     if isinstance(value, str) and (hint := suggestion(key, _KEYS)):
         return f"unknown key; {hint}"
-    if key in GrantEntry.model_fields or key == "time_zone":
+    if key in GrantEntry.model_fields or key in ("time_zone", TOTAL):
         return f"unknown key; {known}"
     try:
         read_label_value(key)

@@ -44,9 +44,11 @@ def coming(quota: NamespaceQuota, model: str, moment: float | None) -> str | Non
 
 
 def makes_room(quota: NamespaceQuota, shortage: Shortage, moment: float | None) -> bool:
-    """Return whether a grant that begins later can raise the limit enough for the request that lacks quota now."""
+    """Return whether a grant that begins later can raise the limit enough for the request that lacks quota now.
+
+    Grants do not raise the limit of all models together."""
     model, limit = shortage.model, shortage.limit
-    if moment is None or coming(quota, model, moment) is None:
+    if shortage.of_total or moment is None or coming(quota, model, moment) is None:
         return False
     begin = (each.limits[model] for each in quota.grants if model in each.limits and not each.times.holds(moment))
     return fits(functools.reduce(Limit.__add__, begin, limit), Charge(), shortage.asked)

@@ -191,6 +191,8 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
     """True if no pod or claim gets a model of which no node offers what it requests."""
     grants: tuple[Grant, ...] = ()
     """All grants, including those that do not apply now."""
+    total: Limit | None = None
+    """The limit of the cards of all models together, without memory; None if there is none. Grants do not raise it."""
     excepted: frozenset[str] = frozenset()
     """The namespaces to which the ``*`` entry does not apply: names, and beginnings of names that end with ``*``."""
     own: Mapping[str, Limit] | None = None
@@ -377,6 +379,11 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     def in_use(self) -> Charge:
         """The usage that is shown to people. Reserved quota is excluded, because no pod uses this quota yet."""
         return self.used - self.reserved
+
+
+def all_models(usages: Iterable[Usage]) -> Usage:
+    """Return the usage of all models together, from the usage of each model."""
+    return Usage(*map(total, zip(*map(msgspec.structs.astuple, usages), strict=True)))
 
 
 def fits(limit: Limit, used: Charge, asked: Charge) -> bool:

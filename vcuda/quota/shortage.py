@@ -2,22 +2,27 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
 from vcuda.quota.model import Charge, Limit, Usage, cards, fits, mebibytes
 from vcuda.quota.rejections import never_fits, over_quota
+from vcuda.quota.terms import TOTAL
 
 
 class Shortage(msgspec.Struct, frozen=True, gc=False):
-    """A request that exceeds the quota of one GPU model, with all numbers for the error message."""
+    """A request that exceeds the quota of one GPU model, with all numbers for the error message.
+
+    ``of_total``: True if ``limit`` and ``usage`` are those of all models together. The request is for ``model``.
+    """
 
     model: str
     asked: Charge
     usage: Usage
     limit: Limit
+    of_total: bool = False
 
     @property
     def can_never_fit(self) -> bool:
@@ -50,7 +55,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
     def sentence(self, namespace: str) -> str:
         """Return the message of a pod's rejection, which kubectl and the Events of a ReplicaSet show."""
         usage, limit, in_cores = self.usage, self.limit, self.in_cores
-        what = f"{'' if in_cores else 'memory of '}{self.model} in namespace {namespace}"
+        what = f"{'' if in_cores else 'memory of '}{TOTAL if self.of_total else self.model} in namespace {namespace}"
         render, most = (cards, limit.cores) if in_cores else (mebibytes, limit.memory)
 
         def amount(charge: Charge) -> int:
@@ -70,12 +75,27 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
         return f"{what}, requested: {render(asked)}, {taken}, limited: {bare(most or 0)}, {missing}"
 
 
+def find_shortage(of_model: Shortage, limit: Limit | None, total_usage: Callable[[], Usage]) -> Shortage | None:
+    """Return the shortage of the limit that binds: that of the model, or that of all models together.
+
+    Return None if the request fits. ``limit``: the limit of all models together; None if there is none.
+    ``total_usage``: returns the usage of all models together.
+    """
+    found = [of_model]
+    if limit is not None:
+        found.append(Shortage(of_model.model, of_model.asked, total_usage(), limit, of_total=True))
+        # If both limits bind, name the model, because its cards count for both. But if the request can never fit all
+        # models together, say so.
+        found.sort(key=lambda each: each.of_total and each.can_never_fit, reverse=True)
+    return next((each for each in found if not fits(each.limit, each.usage.used, each.asked)), None)
+
+
 def exceeded(namespace: str, *shortages: Shortage, later: bool = False) -> str:
     """Return the message for a request that exceeds the quota of every GPU model that it may use.
 
     ``later``: True if a grant that begins later makes room for the request.
     """
-    text = "; ".join(shortage.sentence(namespace) for shortage in shortages)
+    text = "; ".join(dict.fromkeys(shortage.sentence(namespace) for shortage in shortages))
     return never_fits(text) if not later and all(each.can_never_fit for each in shortages) else over_quota(text)
 
 

@@ -38,3 +38,6 @@ USAGE_NAME, USAGE_KEY = "gpu-quota-usage", "usage.json"
 """The ConfigMap in which the controller publishes the usage of a limited namespace, and the key of that ConfigMap."""
 
 USAGE_LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota", "quota.vcuda.io/usage": "true"}
+
+TOTAL = "total"
+"""The key of a quota entry for the limit of all models together. Messages name this limit instead of a model."""

@@ -62,7 +62,8 @@ class FreshCount:
             return PutOff((shortage,), counted=False)
         # The LIST lacks pods that were deleted before it but may still run. The ledger has their charges as
         # terminating, so add these. Pods that are deleted later are still in the LIST.
-        usage = observed.usage(shortage.model, shortage.usage.terminating)
+        terminating = shortage.usage.terminating
+        usage = observed.total_usage(terminating) if shortage.of_total else observed.usage(shortage.model, terminating)
         if not fits(shortage.limit, usage.used, shortage.asked):
             return Rejected(msgspec.structs.replace(shortage, usage=usage))
         self._note(observed)

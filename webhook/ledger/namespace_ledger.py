@@ -161,6 +161,9 @@ class NamespaceLedger:
         # The controller may have recounted the ledger during the LIST, so the charge may fit now. Decide it again.
         decision: Decision = await self._committer.serve(request, request.deadline)
         if isinstance(decision, Rejected):
+            # The model has room now, but all models together may have none. Only a LIST can confirm this.
+            if decision.shortage.of_total and not shortage.of_total:
+                return await self._reject(request, decision)
             return msgspec.structs.replace(judged, shortages=(decision.shortage,))
         return decision
 

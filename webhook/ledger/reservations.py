@@ -6,6 +6,7 @@ docs/ledger.md has the rules of reservations, and proves that no quota is exceed
 import bisect
 import math
 import secrets
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from vcuda.ledger.ledger import RESERVATION_SECONDS, Ledger, Pending, Reservation
-from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota, fits
+from vcuda.quota.model import CORES_PER_CARD, Charge, Cores, Limit, NamespaceQuota, fits
 
 RATE_SECONDS = 4.0
 """A replica measures its demand for quota over this many seconds. After this time without demand, it releases its
@@ -157,19 +158,24 @@ def plan_reservation(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> P
     ``ledger``: without the present reservation of this replica, but with all charges admitted from that reservation.
     """
     replicas = len(ledger.reserved) + 1
+    part = max(PART_OF_ROOM * replicas, PART_OF_REPLICA)
     busy = max(sum(number for number, _ in demand.recent().values()), len(ledger.pending)) >= MIN_GRANTS
     charges: dict[str, Charge] = {}
     full_seconds = math.inf
+    # The free cards of all models together, and how many of them this replica may still reserve.
+    free: Cores = max(quota.total.most_cores - ledger.total_usage().used.cores, 0) if quota.total else sys.maxsize
+    left: Cores = free // part
     for model, (number, charged) in demand.recent().items():
         mean = charged.mean(number)
         if not mean.cores or model not in quota.limits:
             continue
-        room = _room(quota.limits[model], ledger.usage(model).used, mean)
+        room = min(_room(quota.limits[model], ledger.usage(model).used, mean), free // mean.cores)
         full_seconds = min(full_seconds, room * demand.seconds / (number * replicas))
         wanted = max(math.ceil(number * TARGET_SECONDS / demand.seconds), MIN_GRANTS)
-        most = min(wanted, room // max(PART_OF_ROOM * replicas, PART_OF_REPLICA))
+        most = min(wanted, room // part, left // mean.cores)
         if busy and most and room >= MIN_ROOM:
             charges[model] = mean * most
+            left -= charges[model].cores
     if not charges:
         return Plan(charges, WRITE_SECONDS)
     return Plan(charges, min(max(full_seconds / PART_OF_TIME, WRITE_SECONDS), MAX_WRITE_SECONDS))

@@ -103,7 +103,7 @@ def written(verdict: Simple, review: Review | None = None) -> AdmissionResponse:
 def _over_quota(review: Review, shortages: Sequence[Shortage]) -> Rejection:
     """Return the rejection of an object for which no model has enough free quota. ``shortages``: one per model."""
     moment, quota = review.policy.quota.moment, review.quota
-    grants = (grant_words.coming(quota, shortage.model, moment) for shortage in shortages)
+    grants = (grant_words.coming(quota, each.model, moment) for each in shortages if not each.of_total)
     later = any(grant_words.makes_room(quota, shortage, moment) for shortage in shortages)
     released = [DELETED_RELEASED] if any(shortage.rests_on_terminating for shortage in shortages) else []
     message = "; ".join([exceeded(review.namespace, *shortages, later=later), *filter(None, grants), *released])

@@ -17,7 +17,7 @@ from vcuda.claims.request import read_claim
 from vcuda.errors import Fault
 from vcuda.k8s_types import UNDECODABLE, Check, Decoder, ObjectMeta, no_check
 from vcuda.ledger.ledger import Pending
-from vcuda.placement.choice import ordered_models
+from vcuda.placement.choice import ordered_models, shortages_of
 from vcuda.placement.nodes import NO_NODES, Nodes, NodeStates
 from vcuda.placement.placement import Candidates
 from vcuda.quota.model import NamespaceQuota
@@ -181,8 +181,8 @@ async def _check_template(review: ClaimReview, ledgers: Ledgers) -> Verdict:
         outcome, sentence = Outcome.NOT_ALLOWED, candidates.sentence("claim", namespace, quota)
     elif not asked.faults:
         options = candidates.options(quota, asked.charge, await ledgers.cached_usage(namespace))
-        if not any(each.has_room for each in options):
-            short = [each.shortage for each in options]
+        short = shortages_of(options)
+        if len(short) == len(options):
             sentence, waits = exceeded(namespace, *short), not all(each.can_never_fit for each in short)
             outcome = Outcome.TEMPLATE if waits else Outcome.OVER_QUOTA
     if outcome is not Outcome.TEMPLATE and review.enforced:

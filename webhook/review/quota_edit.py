@@ -16,7 +16,8 @@ from vcuda.k8s_types import Decoder
 from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.placement.missing_models import nearest
 from vcuda.quota import changes, grant_words
-from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Charge, NamespaceQuota, Quota, cards, fits, mebibytes
+from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Charge, NamespaceQuota, Quota, all_models, cards, fits, mebibytes
+from vcuda.quota.terms import TOTAL
 from vcuda.quota.values import suggestion
 from vcuda.registration import CALLED, PROBE
 from vcuda.requests.config import QuotaConfig, parse_config
@@ -215,6 +216,7 @@ def _doubts(quota: Quota, policy: context.PolicySnapshot | None, named: CardMode
             yield from _unknown_names(namespace, entry.at(None), policy, renamed, near)
     for namespace, entry in entries.items():
         yield from (f"{namespace}.{doubt}" for doubt in grant_words.without_effect(entry, quota.moment or 0))
+        yield from changes.ineffective_total(namespace, entry, quota.moment)
     system = policy.quota.system if policy else quota.system
     for namespace in sorted(quota.namespaces.keys() & system):
         why = "system namespace; if the webhook is not called for its pods, they are charged but never rejected"
@@ -286,11 +288,14 @@ async def _below_use(namespace: str, entry: NamespaceQuota, charged: charging.Le
     except (errors.Unavailable, errors.UnreadableLedger, errors.LedgerLost) as error:
         return [f"{namespace}: the quota was not compared with the current usage: {error}"]
     found = []
-    for model, usage in usages.items():
-        limit, used = entry.limits.get(model, NO_LIMIT), usage.in_use
+    compared = [(f"quota.{model}", entry.limits.get(model, NO_LIMIT), usage) for model, usage in usages.items()]
+    if entry.total:
+        compared.append((TOTAL, entry.total, all_models(usages.values())))
+    for key, limit, usage in compared:
+        used = usage.in_use
         if not fits(limit, Charge(), used):
             in_use = "" if limit.memory is None else mebibytes(used.memory_under(limit))
             in_use = in_use if limit.cores is None else ", ".join(filter(None, (cards(used.cores), in_use)))
             text = f"the limit is {limit}, but the usage is {in_use}; new pods are rejected until less is in use"
-            found.append(f"{namespace}.quota.{model}: {text}")
+            found.append(f"{namespace}.{key}: {text}")
     return found
