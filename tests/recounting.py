@@ -24,6 +24,7 @@ HALF, ONE, TWO = Charge(50, 0, 50), Charge(100, 0, 100), Charge(200, 0, 200)
 COUNTED, LISTED, FAR = "103", "105", "1000000"
 """Three versions: between the quota and the LIST of the pods, the version of this LIST, and one far in the future."""
 
+POD, CARD = "/api/v1/namespaces/team-a/pods/train-0", {"tencent.com/vcuda-core": 100}
 PENDING = Ledger({}, COUNTED, {"uid-1": Pending("M40", ONE)})
 
 

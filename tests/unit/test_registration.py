@@ -14,6 +14,16 @@ from prometheus_client import CollectorRegistry
 
 from controller.registration import RegistrationWatch
 from tests.api_double import ApiDouble
+from tests.installed import (
+    DEFAULTS,
+    OF_BINDING,
+    OF_MUTATING,
+    OF_POLICY,
+    OF_VALIDATING,
+    documents,
+    path_of,
+    with_webhooks,
+)
 from tests.rendered import MANIFESTS
 from tests.tables import cases
 from tools import policies
@@ -33,27 +43,6 @@ from vcuda.registration import (
 from vcuda.x509 import make_authority
 
 Json = dict[str, Any]
-ADMISSION = "/apis/admissionregistration.k8s.io/v1"
-OF_MUTATING = f"{ADMISSION}/mutatingwebhookconfigurations/00-vcuda-quota"
-OF_VALIDATING = f"{ADMISSION}/validatingwebhookconfigurations/vcuda-quota"
-OF_POLICY = f"{ADMISSION}/validatingadmissionpolicies/ledgers.quota.vcuda.io"
-OF_BINDING = f"{ADMISSION}/validatingadmissionpolicybindings/ledgers.quota.vcuda.io"
-DEFAULTS = {"matchPolicy": "Equivalent", "objectSelector": {}}
-
-
-def documents(name: str) -> list[Json]:
-    return [*yaml.safe_load_all((MANIFESTS / "base" / name).read_text())]
-
-
-def path_of(manifest: Json) -> str:
-    return f"{ADMISSION}/{RESOURCES[manifest['kind']]}/{manifest['metadata']['name']}"
-
-
-def with_webhooks(configuration: Json) -> Json:
-    """Return the configuration with the declared webhooks, as the API server stores them after their registration."""
-    webhooks = yaml.safe_load(configuration["metadata"]["annotations"][ANNOTATION])
-    trusting = ({**each, "clientConfig": {**each["clientConfig"], "caBundle": "Q0E="}} for each in webhooks)
-    return {**configuration, "webhooks": [{**DEFAULTS, **each} for each in trusting]}
 
 
 class Registered(ApiDouble):

@@ -14,7 +14,7 @@ from tests.builders import Manifest, vcuda_pod
 from tests.tables import cases
 from tests.unit.test_claim_review import Server
 from tests.unit.test_ledger_client_rejections import Namespace
-from tests.unit.test_quota_edit import warnings
+from tests.unit.test_quota_warnings import warnings
 from tests.unit.test_reservations import cards, demand
 from vcuda.admission_review import AdmissionResponse
 from vcuda.ledger.ledger import Admitted, Ledger, Pending, Rejected, Reservation, Terminating, admit

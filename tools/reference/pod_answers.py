@@ -1,4 +1,4 @@
-"""An example quota and example nodes, and the answer of the webhook's path /validate to an example pod."""
+"""An example quota and example nodes, and the answers of the webhook to an example pod."""
 
 from __future__ import annotations
 
@@ -21,13 +21,19 @@ from tools.reference.examples import (
 from vcuda.admission_review import AdmissionResponse, ReviewDeadline
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import Hints
+from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Limit, NamespaceQuota
 from vcuda.quota.terms import STORABLE_SECONDS
 from webhook.ledger.charging import ChargeRequest, Decision, Ledgers
 from webhook.ledger.ledgers import MemoryLedgers
-from webhook.review.answers import validate
-from webhook.review.decisions import Creation, SkippedMutate
+from webhook.review.answers import mutate, validate
+from webhook.review.decisions import Creation, RecentChoices, SkippedMutate
 
+TEAM = NamespaceQuota({"M40": Limit(800), "P100": Limit(250)}, pools=("public",))
+DATED = parse_quota(
+    "team-a: {quota: {M40: {cards: 0.5, memory: 8Gi}}, time_zone: Europe/Berlin, grants: ["
+    "{M40: {cards: 1, memory: 16Gi}, until: 2026-12-01}, {M40: {cards: 4, memory: 64Gi}, weekly: Sat-Sun}]}"
+).namespaces["team-a"]
 SMALL = NamespaceQuota({"M40": Limit(100, 8192)})
 CARD, BIG = {"tencent.com/vcuda-core": 100}, {"tencent.com/vcuda-core": 200}
 NO_HINTS = Hints()
@@ -69,3 +75,22 @@ class Answering(MemoryLedgers):
 
     async def charge(self, _demand: ChargeRequest) -> Decision:
         return self._answer
+
+
+def mutated(
+    limits: Mapping[str, Any],
+    quota: NamespaceQuota,
+    nodes: Nodes = NODES,
+    *,
+    hints: Hints = NO_HINTS,
+    **fields: Any,
+) -> AdmissionResponse:
+    """Return the answer of the webhook's path /mutate for an example pod."""
+    policy = msgspec.structs.replace(policy_for(quota, nodes), hints=hints)
+    return asyncio.run(
+        mutate(
+            Creation(
+                review(pod(container(limits), **fields)), policy, MemoryLedgers(), RecentChoices(), ReviewDeadline()
+            )
+        )
+    )
