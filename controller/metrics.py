@@ -104,6 +104,9 @@ class UsageCollector(Collector):
             # A reservation may have ended since `ages` was read, so its age counts only if the report has one, too.
             if namespace in ages and any(model.reserved for model in use.models):
                 by_namespace["vcuda_quota_reservation_age_seconds"].add_metric([namespace], ages[namespace])
+            if use.total:
+                by_namespace["vcuda_quota_total_limit_cards"].add_metric([namespace], use.total.limit or 0)
+                by_namespace["vcuda_quota_total_used_cards"].add_metric([namespace], use.total.used)
             for model in use.models:
                 for name, figure in _model_figures(model).items():
                     if figure is not None:
@@ -128,6 +131,8 @@ _BY_NAMESPACE = (
         "vcuda_quota_reservation_age_seconds",
         "Seconds since the oldest reservation was renewed. Every reservation is renewed or released within seconds.",
     ),
+    ("vcuda_quota_total_limit_cards", "The limit of all models together in cards, if the quota entry has `total`."),
+    ("vcuda_quota_total_used_cards", "Used cards of all models together, if the quota entry has `total`."),
     ("vcuda_quota_unpinned_pods", "Pods without a known GPU model."),
     (
         "vcuda_quota_taking_effect",

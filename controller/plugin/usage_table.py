@@ -11,7 +11,8 @@ BAR = 20
 
 
 def use_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
-    """Yield a table row for each GPU model of a namespace. If the namespace has no model, yield one row.
+    """Yield a table row for each GPU model of a namespace, and for all models together if the quota limits them. If the
+    namespace has no model, yield one row.
 
     The first column has the namespace's name, and after it notes in parentheses, such as the mode.
     """
@@ -23,7 +24,7 @@ def use_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
     }
     notes = ", ".join(note for note, holds in found.items() if holds)
     namespace = f"{use.namespace} ({notes})" if notes else use.namespace
-    for each in use.models:
+    for each in use.limits:
         figures = (each.used, each.available, each.limit, each.pending, each.reserved)
         used, free, limit, pending, reserved = ("" if cards is None else f"{cards:g}" for cards in figures)
         pending += f" ({each.terminating:g} terminating)" if each.terminating else ""

@@ -18,7 +18,7 @@ from vcuda.ledger.report import NamespaceUse, PodUse
 from vcuda.placement.choice import lacks_node
 from vcuda.quota.model import CORES_PER_CARD, cards, mebibytes
 from vcuda.quota.shortage import MissingQuota, read_shortages
-from vcuda.quota.terms import MODEL_ANNOTATION
+from vcuda.quota.terms import MODEL_ANNOTATION, TOTAL
 from vcuda.workloads import check_shape, entries, workloads_in
 
 Json = dict[str, Any]
@@ -56,7 +56,7 @@ MAX_PENDING_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The quota of one GPU model that is missing to admit a rejected pod or claim.
+    """The quota of one GPU model, or of all models together, that is missing to admit a rejected pod or claim.
 
     ``needed``: the missing cards, or the missing MiB if ``of_memory``; None if the request is larger than the limit.
     ``held_by``: the pods and claims of the namespace that are charged for the model, the largest first.
@@ -68,10 +68,11 @@ class Missing:
     held_by: tuple[PodUse, ...]
 
     def sentence(self) -> str:
+        model = "any GPU model" if self.model == TOTAL else self.model
         if self.needed is None:
-            return f"the request for {self.model} is larger than the limit, so it never fits, even if other pods end"
+            return f"the request for {model} is larger than the limit, so it never fits, even if other pods end"
         amount = mebibytes(round(self.needed)) if self.of_memory else cards(round(self.needed * CORES_PER_CARD))
-        return f"{amount} of {self.model} must become free before the request fits"
+        return f"{amount} of {model} must become free before the request fits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +264,9 @@ def _stored_claim(api: Kubectl, name: str, namespace: str) -> ExplainedObject:
 
 
 def _missing(shortage: MissingQuota, use: NamespaceUse | None) -> Missing:
-    models: Sequence[Any] = use.models if use else ()
-    held_by = next((each.pods for each in models if each.model == shortage.model), ())
+    models = use.models if use else ()
+    pods = (pod for each in models if shortage.model in (each.model, TOTAL) for pod in each.pods)
+    held_by = tuple(sorted(pods, key=lambda pod: -pod.cores))
     needed = shortage.needed
     return Missing(shortage.model, needed, shortage.of_memory, held_by if needed is not None else ())
 

@@ -137,7 +137,7 @@ def _collection(namespace: str) -> str:
 
 def limits_of(use: NamespaceUse) -> object:
     """Return the mode, limits and state in a namespace's report. A change of any of these is published immediately."""
-    limits = [(model.model, model.limit, model.memory_limit, model.grants) for model in use.models]
+    limits = [(model.model, model.limit, model.memory_limit, model.grants) for model in use.limits]
     return use.mode, use.taking_effect, use.unregistered, use.ledger_lost, use.unpinned, limits
 
 

@@ -10,7 +10,7 @@ import structlog
 
 from controller.pods import pod_path
 from controller.retry.rejected import LOOK_SECONDS, RejectedObject, rejected_by_events
-from controller.retry.retrier import REST_PER_SECOND, FreeQuota, record_free, retry_patch
+from controller.retry.retrier import REST_PER_SECOND, FreeQuota, has_free_cards, record_free, retry_patch
 from controller.seen_events import CLAIM_REASON
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
@@ -67,7 +67,7 @@ class ClaimRetrier:
         if has_grown:
             self._checked[namespace] = set()
             self.reconciler.queue.add(namespace)
-        if not any(each.cores for each in free.values()):
+        if not has_free_cards(free):
             self._checked.pop(namespace, None)
 
     def _reconcile(self, namespace: str) -> float | None:

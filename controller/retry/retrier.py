@@ -85,18 +85,32 @@ class FreeQuota(msgspec.Struct, frozen=True):
         return self.cores > other.cores or (other.memory is not None and ours > other.memory)
 
 
+ALL_MODELS = ""
+"""The key for the free cards of all models together, in a mapping of free quota by model."""
+
+
 def record_free(
     recorded: dict[str, Mapping[str, FreeQuota]], namespace: str, use: NamespaceUse | None
 ) -> tuple[Mapping[str, FreeQuota], bool]:
-    """Record a namespace's free quota by model. Return it, and True if it has grown for any model."""
+    """Record a namespace's free quota by model. Return it, and True if it has grown for any model, or for all models
+    together."""
     free = {model.model: FreeQuota.of(model) for model in use.models} if use else {}
+    if use and use.total:
+        free[ALL_MODELS] = FreeQuota.of(use.total)
     before = recorded.get(namespace, {})
+    unlimited = bool(free) and ALL_MODELS in before.keys() - free.keys()
     # Another thread reads the record at any time. So it is replaced in one step.
     if free:
         recorded[namespace] = free
     else:
         recorded.pop(namespace, None)
-    return free, any(each.exceeds(before.get(model, FreeQuota(0, 0))) for model, each in free.items())
+    return free, unlimited or any(each.exceeds(before.get(model, FreeQuota(0, 0))) for model, each in free.items())
+
+
+def has_free_cards(free: Mapping[str, FreeQuota]) -> bool:
+    """Return True if a model has free cards, and all models together too."""
+    of_models = (each.cores for model, each in free.items() if model != ALL_MODELS)
+    return any(of_models) and (ALL_MODELS not in free or free[ALL_MODELS].cores > 0)
 
 
 def retry_patch(**metadata: str) -> bytes:
@@ -138,11 +152,17 @@ def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes
         fitting = (
             model
             for model in models
-            if model in left and left[model].takes(request.charge_on(model), quota.limits[model])
+            if model in left
+            and all(
+                left[key].takes(request.charge_on(model), quota.limits[model])
+                for key in (model, ALL_MODELS)
+                if key in left
+            )
         )
         if (model := next(fitting, None)) is None:
             break
-        left[model] = left[model].without(request.charge_on(model), quota.limits[model])
+        for key in left.keys() & {model, ALL_MODELS}:
+            left[key] = left[key].without(request.charge_on(model), quota.limits[model])
         took = True
     return took
 
@@ -206,7 +226,7 @@ class Retrier:
         limits = self._limits(namespace)
         free = self._free.get(namespace, {})
         judged = self._judged.pop(namespace, set())
-        if limits is None or not any(each.cores for each in free.values()):
+        if limits is None or not has_free_cards(free):
             return None
         started = self._clock()
         try:

@@ -5,7 +5,7 @@ created while the webhook was not called.
 """
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -16,6 +16,7 @@ from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, cards, fits, mebibytes, total
+from vcuda.quota.terms import TOTAL
 
 Holder = StoredPod | StoredClaim
 PricedClaim = tuple[StoredClaim, ClaimCharge]
@@ -66,8 +67,9 @@ def find_violations(
 ) -> Sequence[Violation]:
     """Return the most serious violation of each pod and claim of a namespace, the newest object first.
 
-    The objects' charges are added up from the oldest to the newest. An object that does not fit is a violation and is
-    not added. So the objects that were added are within the limit. Finished pods and terminating objects are left out.
+    The objects' charges are added up from the oldest to the newest, first for each model, and then for all models if
+    the quota has `total`. An object that does not fit is a violation and is not added. So the objects that were added
+    are within the limits. Finished pods and terminating objects are left out.
     An object within the limit is a violation if it was given a card of another model than its charge, or if it is a
     claim with a request that the webhook rejects.
 
@@ -79,8 +81,17 @@ def find_violations(
         by_model.setdefault(model, []).append(charged)
     found: dict[str, Violation] = {}
     for model, held in by_model.items():
-        for violation in _violations(namespace, quota, model, sorted(held, key=_age)):
+        limit = quota.limits.get(model) if model else None
+        for violation in _violations(namespace, quota, model, limit, sorted(held, key=_age)):
             found.setdefault(violation.holder.uid, violation)
+    if quota.total:
+        every = sorted((each for model, held in by_model.items() if model for each in held), key=_age)
+        # Objects that already exceed the limit of their model are not added, so that no more objects than needed are
+        # found.
+        found |= {
+            each.holder.uid: each
+            for each in _violations(namespace, quota, TOTAL, quota.total, every, left_out={*found})
+        }
     for violation in (*_of_pods(by_model, nodes), *_of_claims(namespace, claims)):
         if not violation.holder.terminating:
             found.setdefault(violation.holder.uid, violation)
@@ -104,16 +115,25 @@ def _age(of: _Charged | Violation) -> tuple[str, str, str]:
 
 
 def _violations(
-    namespace: str, quota: NamespaceQuota, model: str | None, held: Sequence[_Charged]
+    namespace: str,
+    quota: NamespaceQuota,
+    model: str | None,
+    limit: Limit | None,
+    held: Sequence[_Charged],
+    *,
+    left_out: Collection[str] = (),
 ) -> Iterator[Violation]:
-    """Yield the violations in ``held``, the pods and claims of one GPU model, sorted from the oldest to the newest."""
+    """Yield the violations in ``held``, the pods and claims of one GPU model, sorted from the oldest to the newest.
+
+    ``model``, ``limit``: the model and its limit, or `TOTAL` and the limit of all models together.
+    ``left_out``: the uids of objects that are not added.
+    """
     # Leave out terminating pods. An evicted pod keeps its cards until it ends, and would cause a second eviction.
-    staying = [each for each in held if not each.holder.terminating]
+    staying = [each for each in held if not each.holder.terminating and each.holder.uid not in left_out]
     if model is None:
         message = f"the GPU quota of namespace {namespace} does not count this pod, because it has no GPU model"
         yield from (Violation(ViolationKind.UNPINNED, each.holder, message) for each in staying)
         return
-    limit = quota.limits.get(model)
     kind = ViolationKind.NOT_ALLOWED if limit is None else ViolationKind.OVER_QUOTA
     used = total(each.charge for each in held)
     allowed = ", ".join(quota.limits) or "none"

@@ -112,6 +112,19 @@ def test_a_sum_over_different_models_says_so(opened: Tab, leader: Served) -> Non
     expect(page.locator("#part-lead")).to_contain_text("21.55 of 32 cards of 2 models in use")
 
 
+def test_the_cards_of_all_models_together_are_shown_if_the_quota_limits_them(opened: Tab, leader: Served) -> None:
+    models, total = (model_use("M40", 8, 5), model_use("T4", 16, 4)), model_use("total", 10, 9, reserved=0.5)
+    leader.sample.report(replace(namespace_use("a", *models), total=total), namespace_use("b", *models))
+    page = opened.open(leader.url)
+    expect(cell(page, "a", "Fullest limit")).to_have_text("90 % of total")
+    expect(cell(page, "a", "total")).to_have_text("9 of 100.5 reserved")
+    expect(cell(page, "b", "Fullest limit")).to_have_text("62 % of M40")
+    page.goto(f"{leader.url}namespaces/a")
+    expect(page.locator("#part-lead")).to_contain_text("9 of 10 cards of 2 models in use.")
+    tile = page.locator("#part-models li").last
+    expect(tile).to_have_text("total9 of 100.5 available, 0.5 reserved")
+
+
 def test_memory_alone_is_shown_if_only_memory_is_limited(opened: Tab, leader: Served) -> None:
     use = ModelUse("A100", None, 50, 0, None, 163840, 81920, card_memory=81920)
     leader.sample.report(namespace_use("a", use))

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from vcuda.ledger.ledger import FULL, NO_LIMIT, Ledger
-from vcuda.quota.model import CORES_PER_CARD, Charge, Cores, Granted, NamespaceQuota, Usage, total
-from vcuda.quota.terms import UNSTORED_CAUSE
+from vcuda.quota.model import (
+    CORES_PER_CARD,
+    Charge,
+    Cores,
+    Granted,
+    Limit,
+    NamespaceQuota,
+    Usage,
+    all_models,
+    total,
+)
+from vcuda.quota.terms import TOTAL, UNSTORED_CAUSE
 
 if TYPE_CHECKING:
     # The plugin reads reports without the package kubernetes, which these modules import.
@@ -114,6 +124,13 @@ class NamespaceUse:
     """True if the ledger was lost, and charges may be missing. All unused quota is then shown as reserved."""
     warnings: tuple[str, ...] = ()
     """The reasons why the quota cannot be used, for example a model that no node has."""
+    total: ModelUse | None = None
+    """The usage of all models together, without pods, if the quota limits it; otherwise None."""
+
+    @property
+    def limits(self) -> tuple[ModelUse, ...]:
+        """The usage of each model and, if the quota limits it, of all models together."""
+        return (*self.models, self.total) if self.total else self.models
 
     @property
     def unstored_warning(self) -> str:
@@ -126,7 +143,9 @@ class NamespaceUse:
 
     @property
     def has_room(self) -> bool:
-        return all(model.has_room for model in self.models)
+        largest = max((pod.cores for model in self.models for pod in model.pods), default=0) / CORES_PER_CARD
+        in_total = self.total is None or _has_room(self.total.available, self.total.limit, largest)
+        return in_total and all(model.has_room for model in self.models)
 
     def shortened(self) -> NamespaceUse:
         """Return the report as it is published, with at most `MAX_REPORTED_PODS` pods in ``unpinned``."""
@@ -173,38 +192,43 @@ def report(
     late = [each for uid, each in ledger.pending.items() if uid in unstored]
     used = tuple(
         replace(
-            _model(model, quota, usages, holders.get(model, [])),
+            _model(
+                *(model, quota.limits.get(model, NO_LIMIT), usages.get(model, Usage()), holders.get(model, [])),
+                granted=[each for each in quota.granted if each.model == model],
+            ),
             unstored=_shown(total(each.charge for each in late if each.model == model).cores),
         )
         for model in models
     )
-    use = NamespaceUse(namespace, quota.mode.value, used, tuple(sorted(unpinned)), ledger_lost=ledger.lost is not None)
+    in_total = _model(TOTAL, quota.total, all_models(usages.values())) if quota.total else None
+    names, lost = tuple(sorted(unpinned)), ledger.lost is not None
+    use = NamespaceUse(namespace, quota.mode.value, used, names, ledger_lost=lost, total=in_total)
     use = replace(use, warnings=(FULL_WARNING,)) if is_full else use
     return _closed(use) if ledger.lost or is_full else use
 
 
 def _closed(use: NamespaceUse) -> NamespaceUse:
     """Return the report of a namespace that admits no pod. All unused quota is shown as reserved."""
-    models = tuple(
+    closed = [
         replace(
-            model,
-            available=None if model.available is None else 0.0,
-            reserved=model.reserved + (model.available or 0),
-            memory_reserved=model.memory_reserved + (model.memory_available or 0),
+            each,
+            available=None if each.available is None else 0.0,
+            reserved=each.reserved + (each.available or 0),
+            memory_reserved=each.memory_reserved + (each.memory_available or 0),
         )
-        for model in use.models
-    )
-    return replace(use, models=models)
+        for each in use.limits
+    ]
+    total_use = closed.pop() if use.total else None
+    return replace(use, models=tuple(closed), total=total_use)
 
 
 def _model(
     model: str,
-    quota: NamespaceQuota,
-    usages: Mapping[str, Usage],
-    holders: list[tuple[str, Charge, bool]],
+    limit: Limit,
+    usage: Usage,
+    holders: Collection[tuple[str, Charge, bool]] = (),
+    granted: Iterable[Granted] = (),
 ) -> ModelUse:
-    limit = quota.limits.get(model, NO_LIMIT)
-    usage = usages.get(model, Usage())
     used = usage.in_use
     memory = used.memory_under(limit)
     largest = sorted(holders, key=lambda each: (-each[1].cores, -each[1].memory, each[0]))
@@ -228,7 +252,7 @@ def _model(
         reserved=(math.ceil(usage.used.cores) - math.ceil(used.cores)) / CORES_PER_CARD,
         memory_reserved=0 if limit.memory is None else usage.used.memory_under(limit) - memory,
         card_memory=limit.card_memory,
-        grants=tuple(_ending(each) for each in quota.granted if each.model == model and not math.isinf(each.until)),
+        grants=tuple(_ending(each) for each in granted if not math.isinf(each.until)),
     )
 
 

@@ -79,7 +79,8 @@ function age(time, after = "") {
 
 const used = (part, limit) => (limit ? part / limit : part ? 2 : 0); // any usage of a limit of 0 is over the limit
 const isBlocked = (use) => (use.limit ?? use.memory_limit) === 0 && !use.used;
-const isFull = (use) => use.models.some((each) => each.used && fullness(each) >= 1);
+const limits = (use) => (use.total ? [...use.models, use.total] : use.models);
+const isFull = (use) => limits(use).some((each) => each.used && fullness(each) >= 1);
 
 function fullness(use) {
   const cards = use.limit === null ? 0 : used(use.used, use.limit);
@@ -94,7 +95,7 @@ function step(use) {
 }
 
 function fullest(use) {
-  const found = use.models.filter((each) => !isBlocked(each));
+  const found = limits(use).filter((each) => !isBlocked(each));
   return found.sort((one, other) => fullness(other) - fullness(one) || other.used - one.used)[0];
 }
 
@@ -256,7 +257,7 @@ function tile(model) {
 }
 
 function heat() {
-  const byName = (use) => new Map(use.models.map((each) => [each.model, each]));
+  const byName = (use) => new Map(limits(use).map((each) => [each.model, each]));
   const uses = figures.namespaces.map((use) => ({ ...use, key: use.namespace, of: byName(use) }));
   const names = [...new Set([...uses.flatMap((use) => [...use.of.keys()]), ...figures.models.map((each) => each.model)])];
   names.sort((one, other) => compare([one.toLowerCase()], [other.toLowerCase()]));
@@ -304,7 +305,7 @@ function namespacePage() {
   byId("rows-title").textContent = "Pods and claims";
   document.title = `${here} · GPU quota`;
   put("lead", make("p", { class: "lead" }, use ? own(use) : "This namespace has no GPU quota: its pods and claims are not limited."));
-  put("models", use && (use.models.length ? make("ul", { class: "tiles" }, use.models.map(ownTile))
+  put("models", use && (use.models.length ? make("ul", { class: "tiles" }, limits(use).map(ownTile))
     : empty("The quota of this namespace lists no model, so no pod here may use a GPU.")));
   put("table", holders.items.length ? pods() : empty("No pod or claim here holds a card."));
   put("rejections", rejections(figures.rejections?.filter((each) => each.namespace === here)));
@@ -312,7 +313,7 @@ function namespacePage() {
 
 function own(use) {
   const total = (name) => sum(use.models.map((each) => each[name]));
-  const limit = use.models.some((each) => each.limit === null) ? null : total("limit");
+  const limit = use.total?.limit ?? (use.models.some((each) => each.limit === null) ? null : total("limit"));
   return [limit === null ? bold(plural(total("used"), "card", "cards")) : [bold(number(total("used"))), ` of ${plural(limit, "card", "cards")}`],
     use.models.length > 1 && ` of ${use.models.length} models`, " in use", total("pending") && `, ${number(total("pending"))} of them pending`,
     total("reserved") && `, ${number(total("reserved"))} reserved`, ". ", notes(use)];
@@ -333,7 +334,7 @@ function ownTile(use) {
       !cards && quiet(`${plural(use.used, "card", "cards")} charged; a whole card takes ${memory(use.card_memory)}`),
       cards && use.memory_limit !== null && quiet(`memory: ${memory(use.memory_used)} of ${memory(use.memory_limit)}`)],
     use.grants.map((grant) => quiet(`${granted(grant)} of these until ${grant.until}${grant.why && `: ${grant.why}`}`)),
-    quiet(left === null ? "free in the cluster: not known" : `${number(left)} free in the cluster`));
+    use.model !== "total" && quiet(left === null ? "free in the cluster: not known" : `${number(left)} free in the cluster`));
 }
 
 function pods() {
