@@ -103,7 +103,7 @@ def test_pods_that_cannot_be_read_in_time_do_not_delay_the_edit(monkeypatch: pyt
     monkeypatch.setattr(first_limits, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     pods = iter([running("a"), *[running(f"n{number}") for number in range(100)]])
     told = edited('"*": {quota: {}}', pods=lambda _seconds: pods).warnings
-    assert told[:3] == [OVERDUE, UNNAMED, f"{REJECTED}a"]
+    assert told[:3] == [OVERDUE, str(UNNAMED), f"{REJECTED}a"]
     assert len(list(pods)) > 90
 
 
@@ -112,7 +112,7 @@ def test_an_edit_is_accepted_while_the_pods_cannot_be_listed() -> None:
         raise Unavailable("no answer")
 
     told = edited('"*": {quota: {}}', pods=silent).warnings
-    assert told == ["*: not all pods could be compared with this entry: no answer", UNNAMED]
+    assert told == ["*: not all pods could be compared with this entry: no answer", str(UNNAMED)]
 
 
 def test_a_review_that_is_dropped_ends_the_reading_of_the_pods() -> None:
@@ -125,9 +125,9 @@ def test_a_review_that_is_dropped_ends_the_reading_of_the_pods() -> None:
 
 @cases(
     "before, after, told",
-    a_creation=(None, '"*": {quota: {}}', [UNNAMED]),
-    a_new_entry=("{}", '"*": {quota: {}}', [UNNAMED]),
-    fewer_excepted=('"*": {except: [a, b]}', '"*": {except: [a]}', [UNNAMED]),
+    a_creation=(None, '"*": {quota: {}}', [str(UNNAMED)]),
+    a_new_entry=("{}", '"*": {quota: {}}', [str(UNNAMED)]),
+    fewer_excepted=('"*": {except: [a, b]}', '"*": {except: [a]}', [str(UNNAMED)]),
     as_before=('"*": {except: [a]}', '"*": {quota: {}, except: [a]}', []),
     privileged_pods_allowed=("{}", '"*": {allow: [privileged]}', []),
     no_entry_for_all=("{}", "{}", []),

@@ -191,7 +191,7 @@ def test_a_rejected_workload_is_retried_by_the_free_memory() -> None:
 def test_an_edit_shows_the_memory() -> None:
     old, new = (quota_of(f"team-a: {{quota: {{A100: {limit}}}}}") for limit in ("2", "{memory: 1600Gi}"))
     assert [str(change) for change in changes(old, new)] == ["team-a.quota.A100: 2 cards -> 1638400 MiB"]
-    assert list(beyond(old, new, {"A100": 8})) == [
+    assert list(map(str, beyond(old, new, {"A100": 8}))) == [
         "team-a.quota.A100: the limit is raised from 2 cards to 20 cards, but the nodes have 8 cards",
         "A100: the sum of all limits is raised from 2 cards to 20 cards, but the nodes have 8 cards",
     ]

@@ -42,13 +42,15 @@ def test_each_change_is_named_by_its_path_with_the_old_and_the_new_value(text: s
 def test_names_that_enter_or_leave_the_excepted_namespaces_are_changes() -> None:
     old, new = parse_quota("'*': {except: [a, b-*]}"), parse_quota("'*': {except: [a, c]}")
     assert [str(change) for change in changes(old, new)] == ["*.except: b-* -> nothing", "*.except: nothing -> c"]
-    assert list(weakened(old, new)) == ["*.except: the entry does not apply any more to c"]
+    assert list(map(str, weakened(old, new))) == ["*.except: the entry does not apply any more to c"]
     assert [str(change) for change in changes(Quota(), old)] == ["*: nothing -> no model, except a, b-*"]
 
 
 def test_a_removed_entry_of_an_excepted_namespace_leaves_no_limit() -> None:
     old, new = parse_quota("team-a: {quota: {T4: 1}}"), parse_quota("'*': {except: [team-*]}")
-    assert list(weakened(old, new)) == ["team-a: the entry (T4: 1 card) is removed. No limit applies any more"]
+    assert list(map(str, weakened(old, new))) == [
+        "team-a: the entry (T4: 1 card) is removed. No limit applies any more"
+    ]
 
 
 def test_a_summary_names_the_first_changes_and_the_number_of_the_others() -> None:
@@ -102,7 +104,7 @@ def test_a_changed_grant_is_named_with_its_times() -> None:
     a_stricter_mode=("team-a: {quota: {}}\nteam-b: {quota: {}}", []),
 )
 def test_a_removed_or_softened_entry_is_a_warning(text: str, told: list[str]) -> None:
-    assert list(weakened(OLD, parse_quota(text))) == told
+    assert list(map(str, weakened(OLD, parse_quota(text)))) == told
 
 
 @cases(
@@ -122,7 +124,7 @@ def test_a_removed_or_softened_entry_is_a_warning(text: str, told: list[str]) ->
     a_model_of_unknown_size=("team-a: {quota: {T4: 100000}}", []),
 )
 def test_more_cards_than_the_nodes_have_are_a_warning(text: str, told: list[str]) -> None:
-    assert list(beyond(OLD, parse_quota(text), NODES)) == told
+    assert list(map(str, beyond(OLD, parse_quota(text), NODES))) == told
 
 
 @cases(
@@ -139,12 +141,12 @@ def test_more_cards_than_the_nodes_have_are_a_warning(text: str, told: list[str]
     a_model_that_is_blocked=("team-a: {quota: {A100: 0}, grants: [{A100: 18, weekly: Sat}]}", ""),
 )
 def test_grants_count_as_cards_that_the_nodes_must_have(text: str, told: str) -> None:
-    assert next(iter(beyond(OLD, parse_quota(text).at(1.7e9), NODES)), "") == told
+    assert str(next(iter(beyond(OLD, parse_quota(text).at(1.7e9), NODES)), "")) == told
 
 
 def test_a_limit_that_was_too_high_before_is_no_warning_again() -> None:
     high = parse_quota("team-a: {quota: {A100: 800}}")
-    assert list(beyond(high, parse_quota("team-a: {quota: {A100: 700}}"), NODES)) == []
+    assert list(map(str, beyond(high, parse_quota("team-a: {quota: {A100: 700}}"), NODES))) == []
 
 
 ENTRIES = st.dictionaries(

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.model.teams.cases import DEEP, MUTANTS, SMALL, WALKS, Mutant
+from tests.model.cases import Mutant
+from tests.model.teams.cases import DEEP, MUTANTS, SMALL, WALKS
 from tests.model.teams.check import fault_of, steps, unrest_of
 from tests.model.teams.explore import explore, walk
 from tests.model.teams.world import Bounds, World, canonical, first

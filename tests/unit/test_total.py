@@ -321,7 +321,7 @@ def test_a_changed_total_is_named_and_a_removed_one_is_a_warning(
 ) -> None:
     new = parse_quota(f"{text}\nb: {{quota: {{T4: 1}}}}")
     assert [str(change) for change in changes.changes(OLD, new)] == changed
-    assert list(changes.weakened(OLD, new)) == warned
+    assert [*map(str, changes.weakened(OLD, new))] == warned
 
 
 NO_EFFECT = "a.total: the limit of {} has no effect, because the limits of all models add up to {}"

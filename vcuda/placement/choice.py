@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 import msgspec
 
-from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage, cards, fits
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage, card_count, cards, fits
 from vcuda.quota.shortage import Shortage, find_shortage
 from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.quota.values import listed, printable, suggestion
@@ -238,4 +238,4 @@ def free_of(limit: Limit, usage: Usage) -> str:
         free = f"{(limit.memory or 0) - used} of {limit} free"
         return f"{free}, {used - in_use} reserved" if used > in_use else free
     free = f"{cards(math.floor(limit.cores - usage.used.cores))} of {cards(limit.cores)} free"
-    return f"{free}, {cards(usage.reserved.cores).partition(' ')[0]} reserved" if usage.reserved.cores else free
+    return f"{free}, {card_count(usage.reserved.cores)} reserved" if usage.reserved.cores else free

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from vcuda.errors import Fault
 from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Grant, Limit, Mode, NamespaceQuota, Quota, cards
 from vcuda.quota.terms import TOTAL
 from vcuda.quota.values import listed
@@ -83,47 +84,42 @@ def _within(namespace: str, was: NamespaceQuota, will: NamespaceQuota) -> Iterat
         yield QuotaChange(f"{namespace}.except", *(name, "") if name in was.excepted else ("", name))
 
 
-def weakened(old: Quota, new: Quota) -> Iterator[str]:
+def weakened(old: Quota, new: Quota) -> Iterator[Fault]:
     """Yield a warning for each entry that is removed, that becomes less strict, or that excepts more namespaces."""
     before, after = old.entries, new.entries
     for namespace, was in before.items():
         will = after.get(namespace)
         if will is None:
-            removed = f"{namespace}: the entry ({_entry(was)}) is removed"
-            if namespace != DEFAULT and new.for_namespace(namespace):
-                yield f'{removed}. The entry "{DEFAULT}" applies instead'
-            else:
-                yield f"{removed}. No limit applies any more"
+            others = namespace != DEFAULT and new.for_namespace(namespace)
+            instead = f'The entry "{DEFAULT}" applies instead' if others else "No limit applies any more"
+            yield Fault(namespace, f"the entry ({_entry(was)}) is removed. {instead}")
         elif _STRICTNESS[will.mode] < _STRICTNESS[was.mode]:
-            yield f"{namespace}.mode: the mode changes from {was.mode} to {will.mode}"
+            yield Fault(f"{namespace}.mode", f"the mode changes from {was.mode} to {will.mode}")
         if will and was.total and will.total is None:
-            yield f"{namespace}.{TOTAL}: the limit of all models together ({was.total}) is removed"
+            yield Fault(f"{namespace}.{TOTAL}", f"the limit of all models together ({was.total}) is removed")
         if will and (added := sorted(will.excepted - was.excepted)):
-            yield f"{namespace}.except: the entry does not apply any more to {listed(added, MAX_EXCEPTED_SHOWN)}"
+            names = listed(added, MAX_EXCEPTED_SHOWN)
+            yield Fault(f"{namespace}.except", f"the entry does not apply any more to {names}")
 
 
-def ineffective_total(namespace: str, entry: NamespaceQuota, moment: float | None) -> Iterator[str]:
+def ineffective_total(namespace: str, entry: NamespaceQuota, moment: float | None) -> Iterator[Fault]:
     """Yield a warning if the limits of the models, with all grants, permit no more cards than the key `total`."""
     if entry.total and all(limit.cores is not None for limit in entry.at(None).limits.values()):
         permitted = sum(_most_cores(entry, moment).values())
         if permitted <= entry.total.most_cores:
             sums = f"the limits of all models add up to {cards(permitted)}"
-            yield f"{namespace}.{TOTAL}: the limit of {entry.total} has no effect, because {sums}"
+            yield Fault(f"{namespace}.{TOTAL}", f"the limit of {entry.total} has no effect, because {sums}")
 
 
-def grouped(warnings: Iterable[str]) -> list[str]:
-    """Return the warnings, with one line for those that differ only in the field of the document before the text."""
+def grouped(warnings: Iterable[Fault]) -> list[str]:
+    """Return the texts of the warnings, with one line for those that differ only in the field of the document."""
     fields: dict[str, list[str]] = {}
-    for each in warnings:
-        field, colon, text = each.partition(": ")
-        if colon and " " not in field:
-            fields.setdefault(text, []).append(field)
-        else:
-            fields.setdefault(each, [])
-    return [f"{listed(found, MAX_FIELDS)}: {text}" if found else text for text, found in fields.items()]
+    for path, text in warnings:
+        fields.setdefault(text, []).extend([path] if path else [])
+    return [str(Fault(listed(found, MAX_FIELDS) if found else "", text)) for text, found in fields.items()]
 
 
-def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[str]:
+def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[Fault]:
     """Yield a warning if an edit raises a limit, or the sum of a model's limits, above the number of existing cards."""
     before, after = ({name: _most_cores(each, new.moment) for name, each in of.entries.items()} for of in (old, new))
     for namespace, limits in after.items():
@@ -131,12 +127,12 @@ def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[str]
             was = before.get(namespace, {}).get(model, 0)
             if model in cards_of and limit > max(was, cards_of[model] * CORES_PER_CARD):
                 granted = any(model in each.limits for each in new.entries[namespace].grants)
-                subject = f"{namespace}.quota.{model}: the limit{' with all grants' if granted else ''}"
-                yield _beyond(subject, was, limit, cards_of[model])
+                subject = f"the limit{' with all grants' if granted else ''}"
+                yield Fault(f"{namespace}.quota.{model}", _beyond(subject, was, limit, cards_of[model]))
     for model in sorted(cards_of):
         was_sum, is_sum = (sum(limits.get(model, 0) for limits in each.values()) for each in (before, after))
         if is_sum > max(was_sum, cards_of[model] * CORES_PER_CARD):
-            yield _beyond(f"{model}: the sum of all limits", was_sum, is_sum, cards_of[model])
+            yield Fault(model, _beyond("the sum of all limits", was_sum, is_sum, cards_of[model]))
 
 
 def _beyond(subject: str, was: int, will: int, present: int) -> str:

@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Iterator
 
+from vcuda.errors import Fault
 from vcuda.quota import times
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, cards, fits
 from vcuda.quota.shortage import Shortage
@@ -54,11 +55,11 @@ def makes_room(quota: NamespaceQuota, shortage: Shortage, moment: float | None) 
     return fits(functools.reduce(Limit.__add__, begin, limit), Charge(), shortage.asked)
 
 
-def without_effect(quota: NamespaceQuota, moment: float) -> Iterator[str]:
+def without_effect(quota: NamespaceQuota, moment: float) -> Iterator[Fault]:
     """Yield a warning for each grant that has ended, and for each grant of a model that the key ``quota`` sets to 0."""
     for at, grant in enumerate(quota.grants):
         if not grant.times.holds(moment) and math.isinf(grant.times.next_change(moment)):
-            yield f"grants[{at}]: the grant has ended and can be removed"
+            yield Fault(f"grants[{at}]", "the grant has ended and can be removed")
         for model in grant.limits:
             if model in quota.limits and quota.limits[model].blocks:
-                yield f"grants[{at}].{model}: the grant has no effect, because `quota` sets {model} to 0"
+                yield Fault(f"grants[{at}].{model}", f"the grant has no effect, because `quota` sets {model} to 0")

@@ -93,13 +93,17 @@ else:
 example 100/7. They are exact, so that the shares of a card add up to one card."""
 
 
-def cards(cores: int | Fraction) -> str:
-    """Return hundredths of a card as text: 800 is ``8 cards``, 100 ``1 card``, 250 ``2.5 cards``.
+def card_count(cores: int | Fraction) -> str:
+    """Return hundredths of a card as a number of cards: 800 is ``8``, 250 ``2.5``.
 
     Parts of hundredths, which MIG profiles have, are rounded up, so that no usage looks smaller than it is.
     """
-    amount = f"{math.ceil(cores) / CORES_PER_CARD:.2f}".rstrip("0").rstrip(".")
-    return f"{amount} card" if amount == "1" else f"{amount} cards"
+    return f"{math.ceil(cores) / CORES_PER_CARD:.2f}".rstrip("0").rstrip(".")
+
+
+def cards(cores: int | Fraction) -> str:
+    """Return `card_count` with its unit: 800 is ``8 cards``, 100 ``1 card``."""
+    return f"{card_count(cores)} card{'' if card_count(cores) == '1' else 's'}"
 
 
 def cores_of(part: Fraction) -> int | Fraction:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from vcuda.quota.model import Charge, Limit, Usage, cards, fits, mebibytes
+from vcuda.quota.model import Charge, Limit, Usage, card_count, cards, fits, mebibytes
 from vcuda.quota.rejections import never_fits, over_quota
 from vcuda.quota.terms import TOTAL
 
@@ -62,7 +62,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
             return math.ceil(charge.cores) if in_cores else charge.memory_under(limit)
 
         def bare(amount: int) -> str:
-            return render(amount).partition(" ")[0]
+            return card_count(amount) if in_cores else str(amount)
 
         # The requested and the reserved amounts are differences of rounded sums, so that the message's numbers add up.
         used, total = amount(usage.in_use), amount(usage.used)

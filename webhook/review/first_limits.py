@@ -27,19 +27,20 @@ MAX_NAMED_NAMESPACES = 20
 Pods = Callable[[float], Iterator[Pod]]
 """A function that yields all pods that have not ended. It raises VcudaError if it cannot, or after these seconds."""
 
-UNNAMED = (
-    f"{DEFAULT}: privileged pods of storage, network and GPU operators in namespaces without an entry will be rejected "
-    "at their next restart. Name these namespaces in the key `except`; docs/install.md shows how to find them"
+UNNAMED = errors.Fault(
+    DEFAULT,
+    "privileged pods of storage, network and GPU operators in namespaces without an entry will be rejected "
+    "at their next restart. Name these namespaces in the key `except`; docs/install.md shows how to find them",
 )
 
 
-def general_warning(old: Quota, new: Quota) -> Iterator[str]:
+def general_warning(old: Quota, new: Quota) -> Iterator[errors.Fault]:
     """Yield the warning that names no namespace, if the entry ``*`` of ``new`` rejects more privileged pods."""
     if new.default and Allowance.PRIVILEGED not in new.default.allow and _rejects_more(old.default, new.default):
         yield UNNAMED
 
 
-def named_warnings(old: Quota, policy: PolicySnapshot, pods: Pods, check: Check) -> Iterator[str]:
+def named_warnings(old: Quota, policy: PolicySnapshot, pods: Pods, check: Check) -> Iterator[errors.Fault]:
     """Yield warnings with the namespaces in which the entry ``*`` begins to reject pods that run now.
 
     ``policy``: the snapshot with the edited quota. The caller must know that the API server sent the review.
@@ -52,14 +53,16 @@ def named_warnings(old: Quota, policy: PolicySnapshot, pods: Pods, check: Check)
     except errors.Dropped:
         raise
     except errors.VcudaError as error:
-        yield f"{DEFAULT}: not all pods could be compared with this entry: {error}"
+        yield errors.Fault(DEFAULT, f"not all pods could be compared with this entry: {error}")
         yield from general_warning(old, policy.quota)
     if found:
         names = sorted(found)
-        shown = listed(names, MAX_NAMED_NAMESPACES)
-        yield f"{DEFAULT}: pods in these namespaces would be rejected at their next restart: {shown}"
+        shown = (
+            f"pods in these namespaces would be rejected at their next restart: {listed(names, MAX_NAMED_NAMESPACES)}"
+        )
+        yield errors.Fault(DEFAULT, shown)
         pasted = msgspec.json.encode(sorted({*new.excepted, *names[:MAX_NAMED_NAMESPACES]})).decode()
-        yield f"{DEFAULT}: to leave these namespaces without a limit, write in this entry: except: {pasted}"
+        yield errors.Fault(DEFAULT, f"to leave these namespaces without a limit, write in this entry: except: {pasted}")
 
 
 def _find(found: set[str], old: Quota, policy: PolicySnapshot, pods: Pods, check: Check) -> None:

@@ -12,6 +12,7 @@ import structlog
 
 from vcuda import errors, k8s_types, kube
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse, Outcome
+from vcuda.errors import Fault
 from vcuda.k8s_types import Decoder
 from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.placement.missing_models import nearest
@@ -84,9 +85,9 @@ async def check_edit(
     named = policy.nodes.named if policy else NO_ROWS
     if policy:
         policy = msgspec.structs.replace(policy, nodes=policy.nodes.named_by(read.resources.models))
-    old, warnings = before or quota, list[str]()
+    old, warnings = before or quota, list[Fault]()
     if _is_labelled(request.old_object) and not _is_labelled(request.object):
-        warnings.append(NOT_CHECKED)
+        warnings.append(Fault("", NOT_CHECKED))
     pods = pods if callers_known else None
     warnings += limit_changes(old, quota, policy)
     warnings += _first_limits(before or Quota(), quota, read.resources, policy, pods=pods, check=check)
@@ -96,10 +97,10 @@ async def check_edit(
             _log_changes(request, old, quota)
         warnings += _absent(old, quota, namespaces)
     warnings += document_warnings(quota, read.resources, policy, named)
-    warnings = changes.grouped(warnings)
-    if len(warnings) > MAX_WARNINGS:
-        warnings[MAX_WARNINGS:] = [f"{len(warnings) - MAX_WARNINGS} more warnings are not shown"]
-    return AdmissionResponse(Outcome.QUOTA_ACCEPTED, warnings=warnings)
+    shown = changes.grouped(warnings)
+    if len(shown) > MAX_WARNINGS:
+        shown[MAX_WARNINGS:] = [f"{len(shown) - MAX_WARNINGS} more warnings are not shown"]
+    return AdmissionResponse(Outcome.QUOTA_ACCEPTED, warnings=shown)
 
 
 def _first_limits(
@@ -110,7 +111,7 @@ def _first_limits(
     *,
     pods: first_limits.Pods | None,
     check: k8s_types.Check,
-) -> Iterator[str]:
+) -> Iterator[Fault]:
     if policy is None or pods is None:
         return first_limits.general_warning(old, new)
     new = msgspec.structs.replace(new, system=policy.quota.system)
@@ -118,7 +119,7 @@ def _first_limits(
     return first_limits.named_warnings(old, policy, pods, check)
 
 
-def limit_changes(old: Quota, new: Quota, policy: context.PolicySnapshot | None) -> Iterator[str]:
+def limit_changes(old: Quota, new: Quota, policy: context.PolicySnapshot | None) -> Iterator[Fault]:
     """Yield the most important warnings: about limits that vanish, become less strict, or exceed the cards."""
     yield from changes.weakened(old, new)
     yield from changes.beyond(old, new, policy.nodes.cards if policy else {})
@@ -126,7 +127,7 @@ def limit_changes(old: Quota, new: Quota, policy: context.PolicySnapshot | None)
 
 def document_warnings(
     new: Quota, resources: GpuResources, policy: context.PolicySnapshot | None, named: CardModels
-) -> Iterator[str]:
+) -> Iterator[Fault]:
     """Yield those warnings about a new quota that depend on no ledger, no list of namespaces and no earlier quota.
 
     ``policy``: the snapshot with the nodes, whose GPU models must be named as in ``resources``; None if there is none.
@@ -158,7 +159,7 @@ def _parse(config_map: msgspec.Raw, place: kube.QuotaPlace) -> QuotaConfig:
     try:
         data = _CONFIG_MAP.decode(config_map).data or {}
     except k8s_types.UNDECODABLE as error:
-        raise errors.QuotaFault((errors.Fault("", f"the ConfigMap cannot be read: {error}"),)) from error
+        raise errors.QuotaFault((Fault("", f"the ConfigMap cannot be read: {error}"),)) from error
     return parse_config(data, place.key)
 
 
@@ -179,7 +180,7 @@ def _log_changes(request: AdmissionRequest, old: Quota, new: Quota) -> None:
         log.info("quota edited", more_changes=left)
 
 
-def _rejected(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> Rejection:
+def _rejected(place: kube.QuotaPlace, faults: tuple[Fault, ...]) -> Rejection:
     # kubectl prints the path of each fault. So a fault without a path gets the path of the whole quota document.
     document = f"data.{place.key}"
     shown = errors.limited(faults, document)
@@ -188,7 +189,7 @@ def _rejected(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> Rejec
     return Rejection(Outcome.QUOTA_REJECTED, message, causes)
 
 
-def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterator[str]:
+def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterator[Fault]:
     """Yield a warning, but no fault, for each new quota entry of a missing namespace, which may be created later."""
     added = sorted(new.entries.keys() - old.entries.keys() - {DEFAULT})
     if not added or namespaces is None:
@@ -196,15 +197,15 @@ def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterat
     try:
         existing = namespaces()
     except errors.VcudaError as error:
-        yield f"the webhook could not check whether the namespaces of the new entries exist: {error}"
+        yield Fault("", f"the webhook could not check whether the namespaces of the new entries exist: {error}")
         return
     for number, namespace in enumerate(name for name in added if name not in existing):
         # Only warnings that are shown suggest a similar name, because comparing ten thousand names takes milliseconds.
         near = suggestion(namespace, existing) if number < MAX_WARNINGS else ""
-        yield f"{namespace}: namespace not found" + (f"; {near}" if near else "")
+        yield Fault(namespace, f"namespace not found{near and '; '}{near}")
 
 
-def _doubts(quota: Quota, policy: context.PolicySnapshot | None, named: CardModels) -> Iterator[str]:
+def _doubts(quota: Quota, policy: context.PolicySnapshot | None, named: CardModels) -> Iterator[Fault]:
     entries = quota.entries
     if policy:
         near: dict[str, str] = {}
@@ -215,24 +216,27 @@ def _doubts(quota: Quota, policy: context.PolicySnapshot | None, named: CardMode
         for namespace, entry in entries.items():
             yield from _unknown_names(namespace, entry.at(None), policy, renamed, near)
     for namespace, entry in entries.items():
-        yield from (f"{namespace}.{doubt}" for doubt in grant_words.without_effect(entry, quota.moment or 0))
+        for path, doubt in grant_words.without_effect(entry, quota.moment or 0):
+            yield Fault(f"{namespace}.{path}", doubt)
         yield from changes.ineffective_total(namespace, entry, quota.moment)
     system = policy.quota.system if policy else quota.system
     for namespace in sorted(quota.namespaces.keys() & system):
         why = "system namespace; if the webhook is not called for its pods, they are charged but never rejected"
-        yield f"{namespace}: {why}"
+        yield Fault(namespace, why)
 
 
-def _without_effect(resources: GpuResources, policy: context.PolicySnapshot | None) -> Iterator[str]:
+def _without_effect(resources: GpuResources, policy: context.PolicySnapshot | None) -> Iterator[Fault]:
     extended = policy.claims.devices.extended_resources if policy and policy.claims else ()
     if resources.with_claimed(extended) is not resources:
         models = ", ".join(model for model, worth in resources.models.worths.items() if worth.cores != CORES_PER_CARD)
-        yield f"gpu_models: `cards` of {models} has no effect while a DeviceClass offers devices as {PLAIN_CARDS}"
+        text = f"`cards` of {models} has no effect while a DeviceClass offers devices as {PLAIN_CARDS}"
+        yield Fault("gpu_models", text)
     if policy:
         registered = policy.nodes.named_by(resources.models).registered_cards
         for model, worth in resources.with_registered(registered).registered.items():
             if worth.cores != resources.models.worths.get(model, CardWorth()).cores:
-                yield f"gpu_models: `cards` of {model} has no effect while a node of this model has a register of HAMi"
+                text = f"`cards` of {model} has no effect while a node of this model has a register of HAMi"
+                yield Fault("gpu_models", text)
 
 
 async def _compared(
@@ -241,16 +245,17 @@ async def _compared(
     charged: charging.Ledgers,
     deadline: float,
     check: k8s_types.Check,
-) -> list[str]:
+) -> list[Fault]:
     # If there are many warnings, the last ones are not shown. So the warning about entries that were not compared comes
     # first.
     before = old.namespaces if old else {}
     changed = [(namespace, entry) for namespace, entry in quota.namespaces.items() if before.get(namespace) != entry]
-    found: list[str] = []
+    found: list[Fault] = []
     for done, (namespace, entry) in enumerate(changed):
         if (seconds := deadline - time.monotonic()) <= 0:
             left = len(changed) - done
-            return [f"the usage could not be read in time; entries not compared with the usage: {left}", *found]
+            text = f"the usage could not be read in time; entries not compared with the usage: {left}"
+            return [Fault("", text), *found]
         check()
         seconds = min(seconds, READING_SECONDS)
         found += await _below_use(namespace, entry.at(quota.moment), charged, seconds)
@@ -263,30 +268,31 @@ def _unknown_names(
     policy: context.PolicySnapshot,
     renamed: Mapping[str, Collection[str]],
     near: dict[str, str],
-) -> Iterator[str]:
+) -> Iterator[Fault]:
     # ``near`` has the most similar model for some unknown models. To compare thousands of names would take too long.
     # A model or pool without nodes causes a warning and not a rejection, because such nodes may join the cluster later.
     nodes = policy.nodes
     for model in entry.limits:
         if model not in nodes.models and (names := renamed.get(model)):
             new = " and ".join(sorted(names))
-            yield f"{namespace}.quota.{model}: by this `gpu_models`, the nodes of {model} have model {new}; write {new}"
+            text = f"by this `gpu_models`, the nodes of {model} have model {new}; write {new}"
+            yield Fault(f"{namespace}.quota.{model}", text)
         elif model not in nodes.models:
             if model not in near and len(near) < MAX_WARNINGS:
                 near[model] = f"; {nearest(model, tuple(sorted(nodes.models)))}"
-            label = nodes.keys.model
-            yield f"{namespace}.quota.{model}: no node has GPU model {model} in label {label}{near.get(model, '')}"
+            text = f"no node has GPU model {model} in label {nodes.keys.model}{near.get(model, '')}"
+            yield Fault(f"{namespace}.quota.{model}", text)
     pools = {node.get(nodes.keys.pool) for node in nodes.labels.values()}
     for pool in entry.pools:
         if pool not in pools:
-            yield f"{namespace}.pool: no node has pool {pool} in label {nodes.keys.pool}"
+            yield Fault(f"{namespace}.pool", f"no node has pool {pool} in label {nodes.keys.pool}")
 
 
-async def _below_use(namespace: str, entry: NamespaceQuota, charged: charging.Ledgers, seconds: float) -> list[str]:
+async def _below_use(namespace: str, entry: NamespaceQuota, charged: charging.Ledgers, seconds: float) -> list[Fault]:
     try:
         usages = await charged.usage(namespace, seconds)
     except (errors.Unavailable, errors.UnreadableLedger, errors.LedgerLost) as error:
-        return [f"{namespace}: the quota was not compared with the current usage: {error}"]
+        return [Fault(namespace, f"the quota was not compared with the current usage: {error}")]
     found = []
     compared = [(f"quota.{model}", entry.limits.get(model, NO_LIMIT), usage) for model, usage in usages.items()]
     if entry.total:
@@ -297,5 +303,5 @@ async def _below_use(namespace: str, entry: NamespaceQuota, charged: charging.Le
             in_use = "" if limit.memory is None else mebibytes(used.memory_under(limit))
             in_use = in_use if limit.cores is None else ", ".join(filter(None, (cards(used.cores), in_use)))
             text = f"the limit is {limit}, but the usage is {in_use}; new pods are rejected until less is in use"
-            found.append(f"{namespace}.{key}: {text}")
+            found.append(Fault(f"{namespace}.{key}", text))
     return found
