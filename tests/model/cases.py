@@ -1,6 +1,6 @@
 """The bounds within which the model is explored, and deliberately wrong rules, which must lead to a violation."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.model.world import Bounds
 
@@ -57,16 +57,17 @@ FULL = SMALL | {
 class Mutant(NamedTuple):
     """A deliberately wrong rule (``broken``) in place of ``rule``, and bounds within which it leads to a violation.
 
-    ``rests``: True if the only violation is a charge that is never released.
+    ``rests``: True if the only violation is a charge that is never released, or a move that never ends.
     """
 
     rule: str
     broken: str
-    bounds: Bounds
+    bounds: Any
+    """The `Bounds` of the model of one ledger, or those of the model of team ledgers."""
     rests: bool = False
 
     @property
-    def broken_bounds(self) -> Bounds:
+    def broken_bounds(self) -> Any:
         return self.bounds._replace(broken=self.broken)
 
     @property

@@ -3,8 +3,7 @@
 Namespace m moves between ledger X and ledger Y. Namespace n stays.
 """
 
-from typing import NamedTuple
-
+from tests.model.cases import Mutant
 from tests.model.teams.world import ENDLESS, NONE, Bounds, Document
 
 Amounts = tuple[int, int, int]
@@ -104,22 +103,6 @@ WALKS = {
     "replicas behind": MANY._replace(learns=False, known=(1, 2)),
 }
 """The bounds of the random walks."""
-
-
-class Mutant(NamedTuple):
-    """A deliberately wrong rule (``broken``) in place of ``rule``, and bounds within which it leads to a violation.
-
-    ``rests``: True if the only violation is a move that never ends, or a charge that is never released.
-    """
-
-    rule: str
-    broken: str
-    bounds: Bounds
-    rests: bool = False
-
-    @property
-    def broken_bounds(self) -> Bounds:
-        return self.bounds._replace(broken=self.broken)
 
 
 FAULTY = MOVES._replace(late=True, losses=1)
