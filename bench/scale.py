@@ -22,15 +22,7 @@ from bench import cpu, load, seed, servers
 from bench.failover import await_standby
 from bench.hooks import MUTATING, VALIDATING, installed
 from bench.measuring import STEADY_SECONDS, committed
-from bench.plane import (
-    Plane,
-    await_ready,
-    create_nodes,
-    gpu_pod,
-    running_controller,
-    running_plane,
-    write_quota,
-)
+from bench.plane import Plane, await_ready, create_nodes, gpu_pod, running_controller, running_plane, write_quota
 from bench.rounds import NO_CLAIMS, say
 from tests.builders import held_to
 from tests.e2e.cluster import Json

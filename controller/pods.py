@@ -15,14 +15,7 @@ import structlog
 
 from controller.lingering import FullUntil, Lingering
 from vcuda.allocations.stored_claims import charged_by_pods
-from vcuda.allocations.stored_pods import (
-    ClaimUser,
-    RequestCache,
-    StoredPod,
-    charges_of,
-    read_claim_user,
-    read_stored,
-)
+from vcuda.allocations.stored_pods import ClaimUser, RequestCache, StoredPod, charges_of, read_claim_user, read_stored
 from vcuda.k8s_types import Decoder, Pod
 from vcuda.kube import Kube, Reflector, segment
 from vcuda.ledger.ledger import (

@@ -6,10 +6,7 @@ from typing import Any
 import structlog
 
 from controller.discover.doubts import REASON
-from controller.discover.model_labels import (
-    LOOK_SECONDS,
-    ModelLabels,
-)
+from controller.discover.model_labels import LOOK_SECONDS, ModelLabels
 from controller.pods import PodInformer
 from examples.discovery import NAME
 from tests.api_double import ApiDouble

@@ -14,14 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 import msgspec
 import structlog
 
-from controller.retry.rejected import (
-    LOOK_SECONDS,
-    WITH_CONDITION,
-    Owner,
-    RejectedOwner,
-    RejectedOwners,
-    find_rejected,
-)
+from controller.retry.rejected import LOOK_SECONDS, WITH_CONDITION, Owner, RejectedOwner, RejectedOwners, find_rejected
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube, NodeInformer, QuotaInformer

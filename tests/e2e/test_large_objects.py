@@ -13,13 +13,7 @@ import pytest
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json, administering
 from tests.e2e.dra import NVIDIA, Published, card, published, require_dra, served
-from tests.e2e.installation import (
-    Installation,
-    controlling,
-    installed,
-    limited_team,
-    tenant_of,
-)
+from tests.e2e.installation import Installation, controlling, installed, limited_team, tenant_of
 from tests.e2e.large_attackers import large_claim, large_event, large_pod, large_template, naming_pod
 from tests.e2e.ledgers import await_committed
 from tests.e2e.rest import Answer

@@ -10,17 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.dra import (
-    NVIDIA,
-    Published,
-    card,
-    claim,
-    claiming,
-    claims,
-    claims_path,
-    dra_cluster,
-    template,
-)
+from tests.e2e.dra import NVIDIA, Published, card, claim, claiming, claims, claims_path, dra_cluster, template
 from tests.e2e.installation import Installation, controlling, installed, limited_team, tenant_of
 from tests.e2e.ledgers import await_committed, await_ledger
 from tests.integration.reviews import with_spec

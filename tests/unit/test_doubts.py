@@ -4,17 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from examples import claims
-from examples.discovery import (
-    A100,
-    A100_PRODUCT,
-    NAME,
-    T4,
-    features,
-    found_on,
-    hami,
-    labelled,
-    node,
-)
+from examples.discovery import A100, A100_PRODUCT, NAME, T4, features, found_on, hami, labelled, node
 from tests.builders import MODEL, Manifest
 from tests.tables import cases
 from tests.unit.test_discovered import MIG_PRODUCT, ROWS

@@ -11,16 +11,7 @@ from hypothesis import given, strategies as st
 
 from tests.tables import cases
 from vcuda.errors import NotFound, Unavailable, VcudaError
-from vcuda.kube import (
-    Event,
-    InvolvedObject,
-    Kube,
-    LedgerStore,
-    QuotaInformer,
-    QuotaPlace,
-    Stored,
-    post_event,
-)
+from vcuda.kube import Event, InvolvedObject, Kube, LedgerStore, QuotaInformer, QuotaPlace, Stored, post_event
 from vcuda.kube.client import read_response, split_lines, warnings_in
 from vcuda.ledger.ledger import Ledger
 from vcuda.placement.nodes import Nodes

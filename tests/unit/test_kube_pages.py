@@ -10,15 +10,7 @@ from hypothesis import given, strategies as st
 from tests.tables import cases
 from vcuda.errors import ListOverdue, TimedOut, TooLarge, Unavailable
 from vcuda.kube import pages
-from vcuda.kube.pages import (
-    AIM_BYTES,
-    FIRST_PAGE,
-    GROWTH,
-    MAX_OBJECT_BYTES,
-    MAX_PAGE_BYTES,
-    Pager,
-    SkippedObject,
-)
+from vcuda.kube.pages import AIM_BYTES, FIRST_PAGE, GROWTH, MAX_OBJECT_BYTES, MAX_PAGE_BYTES, Pager, SkippedObject
 
 KIB = 1024
 SIZES = st.lists(

@@ -6,17 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.api_double import (
-    ApiDouble,
-    Delivery,
-    Late,
-    Script,
-    before,
-    delivered,
-    lost_reply,
-    lost_request,
-    preceded_by,
-)
+from tests.api_double import ApiDouble, Delivery, Late, Script, before, delivered, lost_reply, lost_request, preceded_by
 from tests.replicas import CARD, LEDGER, Clock, Gate, Replica, asked, kinds
 from tests.tables import cases
 from tests.waiting import PATIENT

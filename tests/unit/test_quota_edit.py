@@ -20,13 +20,7 @@ from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review.answers import written
 from webhook.review.context import PolicySnapshot
 from webhook.review.first_limits import Pods
-from webhook.review.quota_edit import (
-    LABEL,
-    MAX_LOGGED_CHANGES,
-    NOT_CHECKED,
-    NamespaceNames,
-    check_edit,
-)
+from webhook.review.quota_edit import LABEL, MAX_LOGGED_CHANGES, NOT_CHECKED, NamespaceNames, check_edit
 
 PLACE = QuotaPlace("kube-system", "gpuquota", "gpu_quota")
 CONFIG_MAP = GroupVersionKind(version="v1", kind="ConfigMap")

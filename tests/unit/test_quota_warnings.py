@@ -19,10 +19,7 @@ from vcuda.requests.resources import BUILT_IN, CardModels, ProductRow
 from vcuda.requests.schemes import HAMI
 from webhook.review import quota_edit
 from webhook.review.context import PolicySnapshot
-from webhook.review.quota_edit import (
-    MAX_WARNINGS,
-    READING_SECONDS,
-)
+from webhook.review.quota_edit import MAX_WARNINGS, READING_SECONDS
 
 
 def warnings(document: str, policy: PolicySnapshot | None = NOBODY, **used: Charge | Usage | VcudaError) -> list[str]:

@@ -14,11 +14,7 @@ from tests.recounting import CARD, COUNTED, FAR, HALF, LISTED, ONE, POD, TWO, Re
 from tests.replicas import LEDGER, Replica
 from tests.tables import cases
 from vcuda.errors import LedgerLost
-from vcuda.ledger.ledger import (
-    Ledger,
-    Pending,
-    Reservation,
-)
+from vcuda.ledger.ledger import Ledger, Pending, Reservation
 from vcuda.quota.model import Charge
 
 # Tests of the resync, which is the periodic pass over all ledgers

@@ -8,13 +8,7 @@ from tests.quota_map import store_quota
 from tests.recounting import CARD, COUNTED, FAR, FOUR_M40, LISTED, NOBODY, ONE, PENDING, POD, TWO, Recounting
 from tests.replicas import LEDGER, Replica
 from vcuda.kube import LedgerStore
-from vcuda.ledger.ledger import (
-    MARGIN_SECONDS,
-    RESERVATION_SECONDS,
-    Ledger,
-    Pending,
-    Terminating,
-)
+from vcuda.ledger.ledger import MARGIN_SECONDS, RESERVATION_SECONDS, Ledger, Pending, Terminating
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Usage
 from vcuda.quota.terms import STORABLE_SECONDS

@@ -8,16 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tools.reference.examples import (
-    LABELS,
-    MODEL,
-    POOL,
-    container,
-    pod,
-    policy_for,
-    requires,
-    review,
-)
+from tools.reference.examples import LABELS, MODEL, POOL, container, pod, policy_for, requires, review
 from vcuda.admission_review import AdmissionResponse, ReviewDeadline
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import Hints

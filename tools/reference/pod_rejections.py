@@ -6,12 +6,7 @@ import itertools
 
 import msgspec
 
-from tools.reference.examples import (
-    LABELS,
-    MODEL,
-    POOL,
-    requires,
-)
+from tools.reference.examples import LABELS, MODEL, POOL, requires
 from tools.reference.pod_answers import CARD, DATED, SMALL, TEAM, Answering, charge, mutated
 from tools.reference.told import Told
 from vcuda.errors import Unavailable

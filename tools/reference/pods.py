@@ -8,13 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tools.reference.examples import (
-    Manifest,
-    container,
-    pod,
-    policy_for,
-    review,
-)
+from tools.reference.examples import Manifest, container, pod, policy_for, review
 from tools.reference.pod_answers import BIG, CARD, DATED, NODES, SMALL, TEAM, charge, mutated
 from tools.reference.pod_rejections import rejected
 from tools.reference.told import Chapter, Told

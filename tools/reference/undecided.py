@@ -10,12 +10,7 @@ from unittest import mock
 import msgspec
 import structlog
 
-from tools.reference.examples import (
-    container,
-    pod,
-    policy_for,
-    review,
-)
+from tools.reference.examples import container, pod, policy_for, review
 from tools.reference.pod_answers import CARD, SMALL, Answering, charge
 from tools.reference.told import Told
 from vcuda.admission_review import (
@@ -31,13 +26,7 @@ from vcuda.errors import BadReview, Dropped, LedgerLost, ListOverdue, Unreadable
 from vcuda.k8s_types import ConfigMap, ObjectMeta
 from vcuda.kube import NamedLedger
 from vcuda.kube.turns import ListTurns
-from vcuda.ledger.ledger import (
-    MARGIN_SECONDS,
-    MAX_PENDING,
-    RESERVATION_SECONDS,
-    Ledger,
-    Pending,
-)
+from vcuda.ledger.ledger import MARGIN_SECONDS, MAX_PENDING, RESERVATION_SECONDS, Ledger, Pending
 from vcuda.quota.model import Charge
 from vcuda.quota.terms import STORABLE_SECONDS
 from webhook.admission import TOO_LARGE, Gate, NotReady, Service

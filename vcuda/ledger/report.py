@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from vcuda.ledger.ledger import FULL, NO_LIMIT, Ledger
-from vcuda.quota.model import (
-    CORES_PER_CARD,
-    Charge,
-    Cores,
-    Granted,
-    Limit,
-    NamespaceQuota,
-    Usage,
-    all_models,
-    total,
-)
+from vcuda.quota.model import CORES_PER_CARD, Charge, Cores, Granted, Limit, NamespaceQuota, Usage, all_models, total
 from vcuda.quota.terms import TOTAL, UNSTORED_CAUSE
 
 if TYPE_CHECKING:
