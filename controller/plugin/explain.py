@@ -10,7 +10,7 @@ from controller.plugin.kubectl import Kubectl, Reply, in_path, read_json
 from vcuda import errors
 from vcuda.claims import pin
 from vcuda.claims.names import API_PATH, CLAIM, TEMPLATE
-from vcuda.placement.choice import read_forecast, would_be_pinned
+from vcuda.quota.rejections import read_forecast, would_be_pinned
 from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.workloads import Manifest, Unread, Workload, entries, made_claims
 

@@ -15,8 +15,8 @@ from vcuda import errors
 from vcuda.claims.names import API_PATH, CLAIM
 from vcuda.cli import aligned
 from vcuda.ledger.report import NamespaceUse, PodUse
-from vcuda.placement.choice import lacks_node
 from vcuda.quota.model import CORES_PER_CARD, cards, mebibytes
+from vcuda.quota.rejections import lacks_node
 from vcuda.quota.shortage import MissingQuota, read_shortages
 from vcuda.quota.terms import MODEL_ANNOTATION, TOTAL
 from vcuda.workloads import check_shape, entries, workloads_in

@@ -6,7 +6,7 @@ import re
 from hypothesis import given, strategies as st
 
 from tests.tables import cases
-from vcuda.placement.choice import NO_QUOTA, Choice, Option, Rule, choose, lacks_node, read_forecast, would_be_pinned
+from vcuda.placement.choice import Choice, Option, Rule, choose
 from vcuda.quota import rejections
 from vcuda.quota.model import Charge, Limit, Usage, fits
 from vcuda.quota.shortage import MissingQuota, Shortage, exceeded, read_shortages
@@ -67,8 +67,12 @@ def test_a_rejection_with_a_long_text_of_the_pod_is_read_in_linear_time() -> Non
 
 @given(MODELS, TEXTS)
 def test_the_model_is_read_from_a_forecast(model: str, reason: str) -> None:
-    assert read_forecast(would_be_pinned(model)) == read_forecast(Choice(model, reason).forecast) == model
-    assert read_forecast(f"pinned to {model}: {reason}") == ""
+    assert (
+        rejections.read_forecast(rejections.would_be_pinned(model))
+        == rejections.read_forecast(Choice(model, reason).forecast)
+        == model
+    )
+    assert rejections.read_forecast(f"pinned to {model}: {reason}") == ""
 
 
 @given(MODELS, st.booleans())
@@ -78,5 +82,5 @@ def test_a_model_that_was_passed_over_for_lack_of_a_node_is_read_from_the_reason
     options[0] = Option(model, Charge(100), limits[0], Usage(), ready=False)
     choice = choose(options, Rule.DOCUMENT)
     assert isinstance(choice, Choice)
-    assert (choice.model, NO_QUOTA in choice.reason) == ("x", not has_room)
-    assert lacks_node(model, choice.reason) is has_room
+    assert (choice.model, rejections.NO_QUOTA in choice.reason) == ("x", not has_room)
+    assert rejections.lacks_node(model, choice.reason) is has_room

@@ -10,12 +10,12 @@ The order in which the models are tried comes from the first of these sources th
 
 import enum
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 import msgspec
 
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage, card_count, cards, fits
+from vcuda.quota.rejections import NO_QUOTA, passed_over, would_be_pinned
 from vcuda.quota.shortage import Shortage, find_shortage
 from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.quota.values import listed, printable, suggestion
@@ -109,7 +109,6 @@ MAX_PASSED_OVER = 3
 """The reason for a choice names at most this many of the models that come before the chosen model in the order."""
 
 NO_NODE = "no node now"
-NO_QUOTA = "not enough quota"
 
 NOT_ENFORCED = "over quota on every model, but the quota does not enforce its limits"
 
@@ -166,24 +165,6 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
         return f"pinned to {self.model}: {self.reason}" if self.by_nodes else ""
 
 
-def would_be_pinned(model: str, reason: str = "") -> str:
-    return f"would be pinned to {model}{reason and ': '}{reason}"
-
-
-_FORECAST = re.compile(f"{would_be_pinned('')}([^ :]+)(?:: |$)")
-
-
-def read_forecast(warning: str) -> str:
-    """Return the model in a text of `would_be_pinned`; empty if this is another text."""
-    found = _FORECAST.match(warning)
-    return found[1] if found else ""
-
-
-def lacks_node(model: str, reason: str) -> bool:
-    """Return whether the reason of a choice says that ``model`` was passed over although it has enough quota."""
-    return f"{model} (" in reason and f"{model} ({NO_QUOTA})" not in reason
-
-
 def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ...]:
     """Choose the best option (GPU model) that fits its quota. If no option fits, return the `Shortage` of each option.
 
@@ -226,7 +207,7 @@ def _reason(options: Sequence[Option], fitting: Sequence[Option], best: Option, 
     if best is options[0]:
         return f"the first in {PLACES[rule]}"
     before = options[: options.index(best)]
-    passed = ", ".join(f"{each.model} ({each.obstacle})" for each in before[:MAX_PASSED_OVER])
+    passed = ", ".join(passed_over(each.model, each.obstacle) for each in before[:MAX_PASSED_OVER])
     others = " and others" if len(before) > MAX_PASSED_OVER else ""
     return f"the next in {PLACES[rule]} after {passed}{others}"
 

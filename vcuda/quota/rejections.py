@@ -1,4 +1,4 @@
-"""Writes the words by which rejections are recognized, and recognizes them again in texts.
+"""Writes the words of rejections and forecasts, and recognizes them again in texts.
 
 The owner of a rejected pod keeps only the text of the rejection, in an Event or in a condition. Programs that retry or
 show the rejection can read its cause only there.
@@ -71,3 +71,30 @@ def find_rejection(message: str) -> str | None:
     """Return the text of a rejection in the message of an Event; None if it reports no rejection by this system."""
     found = _REJECTION.search(message)
     return (found["reason"] or found["known"]) if found else None
+
+
+def would_be_pinned(model: str, reason: str = "") -> str:
+    return f"would be pinned to {model}{reason and ': '}{reason}"
+
+
+_FORECAST = re.compile(f"{would_be_pinned('')}([^ :]+)(?:: |$)")
+
+
+def read_forecast(warning: str) -> str:
+    """Return the model in a text of `would_be_pinned`; empty if this is another text."""
+    found = _FORECAST.match(warning)
+    return found[1] if found else ""
+
+
+NO_QUOTA = "not enough quota"
+"""The reason why a model is passed over if it lacks quota. All other reasons are about its nodes."""
+
+
+def passed_over(model: str, obstacle: str) -> str:
+    """Return the part of the reason for a choice that says why another model was not chosen."""
+    return f"{model} ({obstacle})"
+
+
+def lacks_node(model: str, reason: str) -> bool:
+    """Return whether the reason for a choice says that ``model`` was passed over although it has enough quota."""
+    return passed_over(model, "")[:-1] in reason and passed_over(model, NO_QUOTA) not in reason
