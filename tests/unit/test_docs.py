@@ -64,6 +64,17 @@ def test_every_named_file_of_the_code_exists(page: Path) -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.parametrize("page", [DOCS / "recipes.md", DOCS / "architecture.md"], ids=name_of)
+def test_every_name_of_the_code_is_in_a_file_that_the_same_step_names(page: Path) -> None:
+    missing = []
+    for step in re.split(r"\n(?=\d+\. |\||#|\n)", page.read_text()):
+        words = re.findall(r"`([^`]+)`", step)
+        texts = [(ROOT / word).read_text() for word in words if (ROOT / word).is_file()]
+        names = {word for word in words if re.fullmatch(r"\w*(?:[a-z]_|_[a-z]|[a-z][A-Z])\w*|[A-Z]\w+", word)}
+        missing += [name for name in names if texts and not any(re.search(rf"\b{name}", each) for each in texts)]
+    assert missing == []
+
+
 @pages
 def test_every_relative_link_and_anchor_resolves(page: Path) -> None:
     for target, anchor in relative_links(page):

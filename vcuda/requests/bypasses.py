@@ -96,7 +96,7 @@ def find_bypasses(
     runtime_classes: RuntimeClasses,
     extended: Collection[str] | None = None,
 ) -> Iterator[Bypass]:
-    """Yield a rejection for each field of a pod that is not allowed, except for the faults that `read_request` finds.
+    """Yield a bypass for each field of a pod that is not allowed, except for the faults that `read_request` finds.
 
     ``extended``: the extended resources for which the scheduler allocates devices of a DeviceClass; None if this system
     does not charge claims.

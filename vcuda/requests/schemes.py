@@ -1,19 +1,6 @@
 """The vendors of GPU software. A `Scheme` has the names of one vendor's resources, annotations, labels and files.
 
-To add a vendor:
-
-1. Write a `Scheme`, and add it to `SCHEMES`. Leave out fields for which the vendor has no name. Take the names from the
-   vendor's source code, and add this source to the list at the end of this docstring.
-2. If the vendor's library reads variables or files in a container, describe them in `share_limits` and set ``limits``.
-3. Add its annotations and labels to the policy ``allocations.quota.vcuda.io`` in manifests/base/policies.yaml. A test
-   in tests/unit/test_schemes.py lists the missing names.
-4. If the vendor lists the cards of a node in a new format, extend vcuda/placement/registers.py. If the vendor lists the
-   cards of a pod in a new format, extend vcuda/allocations/given_cards.py.
-5. If the vendor has a DRA driver, add it to ``DRIVERS`` in vcuda/claims/drivers.py and its DeviceClasses to
-   ``BUILT_IN_UNITS`` in vcuda/requests/resources.py.
-6. Name the vendor in CHANGELOG.md, and generate docs/reference.md (``make reference``).
-
-No other code needs a change: charges, rejections, garbage collection, node agent and test pods read the `Scheme`.
+docs/recipes.md has the steps to add a vendor.
 
 Sources: tkestack/gpu-manager and gpu-admission (``pkg/api``, ``pkg/util/types.go``), their nvidia.com fork,
 Project-HAMi/HAMi (``pkg/util/types.go``, ``pkg/device/nvidia``), coldzerofear/vgpu-manager (``pkg/util/consts.go``).
