@@ -154,7 +154,7 @@ class ClaimHolds:
         for each in lost:
             hold = _hold(each, lives, self._pods.seconds_of, grace)
             if hold.runs:
-                self._lost.add(namespace, each.key, each, now + self._pods.max_terminating)
+                self._lost.add(namespace, each.key, each, now + self._pods.max_terminating_seconds)
             elif each.at + hold.seconds <= now:
                 self._lost.remove(namespace, each.key)
                 continue
@@ -178,7 +178,7 @@ class ClaimHolds:
         lost = LostAllocation(kept, charges, users, version, at)
         if self._lost.count(claim.namespace) >= MAX_PER_NAMESPACE // 2:
             self._forget_unused(claim.namespace)
-        self._lost.add(claim.namespace, lost.key, lost, at + self._pods.max_terminating)
+        self._lost.add(claim.namespace, lost.key, lost, at + self._pods.max_terminating_seconds)
 
     def _forget_unused(self, namespace: str) -> None:
         """Forget the lost devices that surely no container uses, so that many normal deletions fill no namespace."""

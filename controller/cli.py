@@ -66,8 +66,8 @@ main.add_command(node)
 @cli.option("--lease-seconds", default=15, type=click.IntRange(5, 600), help="Duration of the Lease in seconds.")
 @cli.storable_option
 @cli.option(
-    "--full-pass-seconds",
-    default=int(charge_ages.RecountTiming().full_resync),
+    "--resync-seconds",
+    default=int(charge_ages.RecountTiming().resync_seconds),
     type=click.IntRange(1),
     help="Seconds between two resyncs, which recount all ledgers; at least twice --storable-seconds.",
 )
@@ -199,7 +199,7 @@ def run(**values: Any) -> None:
     Exit status: 0 stopped; 1 the Lease was lost (restart the command), or Kubernetes is too old; 2 bad input.
     """
     options = manager.RunOptions(**values)
-    _check_resync(options.storable_seconds, options.full_pass_seconds)
+    _check_resync(options.storable_seconds, options.resync_seconds)
     if options.ui_advertise and not options.ui_address:
         raise click.UsageError("--ui-address is required with --ui-advertise.")
     logs.configure(options.log_level)
@@ -324,12 +324,11 @@ def _mutual_tls(certificate: Path | None, client_ca: Path | None) -> tls.Serving
     return tls.ServingCertificate(certificate, client_ca, client_required=True)
 
 
-def _check_resync(storable: int, full_pass: int) -> None:
-    # The recounter may forget the age of a pending charge after one resync period. So the charge
-    # must expire earlier.
-    if full_pass < 2 * storable:
-        message = f"must be at least twice --storable-seconds ({storable}); got {full_pass}."
-        raise click.BadParameter(message, param_hint="--full-pass-seconds")
+def _check_resync(storable: int, resync: int) -> None:
+    # The recounter may forget the age of a pending charge after one resync period. So the charge must expire earlier.
+    if resync < 2 * storable:
+        message = f"must be at least twice --storable-seconds ({storable}); got {resync}."
+        raise click.BadParameter(message, param_hint="--resync-seconds")
 
 
 def _end() -> None:

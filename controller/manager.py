@@ -46,7 +46,7 @@ class RunOptions(ClusterOptions, frozen=True, kw_only=True):
 
     identity: str | None
     lease_seconds: int
-    full_pass_seconds: int
+    resync_seconds: int
     allocation_timeout: int
     dry_run: bool
     discover: bool
@@ -88,7 +88,7 @@ class Leader:
         self._on_fault = on_fault
         self._threads: list[threading.Thread] = []
         self._timing = charge_ages.RecountTiming(
-            options.storable_seconds, options.full_pass_seconds, options.max_terminating_seconds
+            options.storable_seconds, options.resync_seconds, options.max_terminating_seconds
         )
         self._stopping = threading.Event()
         self._leading = threading.Event()
@@ -119,7 +119,7 @@ class Leader:
             self.nodes.current,
             self.claim_policies.resources,
             claim_price=self.claim_policies.price,
-            storable_seconds=self._timing.pending_ttl,
+            storable_seconds=self._timing.storable_seconds,
         )
         self.publisher = publisher.Publisher(kube)
         self.retrier = retrier.Retrier(kube, self.quota, self.nodes)
@@ -164,7 +164,7 @@ class Leader:
                 self.recounter.pods,
                 self.nodes,
                 unbound_seconds=gc.timeout,
-                max_terminating=self._timing.max_terminating,
+                max_terminating_seconds=self._timing.max_terminating_seconds,
                 registry=registry,
                 on_fault=on_fault,
             )
@@ -291,8 +291,8 @@ class Leader:
             self.extender.serve()
         self._quota_changed()
         self.garbage.add_all()
-        while not self._stopping.wait(self._timing.full_resync):
-            self.recounter.full_resync()
+        while not self._stopping.wait(self._timing.resync_seconds):
+            self.recounter.resync()
 
     def _await_lists(self) -> bool:
         """Wait until every watch has received its first list. Return False if this process stops before."""

@@ -107,7 +107,7 @@ class PodInformer:
 
     ``on_change``: called with the namespace of each ended or deleted pod. After a LIST, called with every namespace.
     ``on_growth``: called with the namespace of each pod that is new, or whose charge, node or grace period has changed.
-    ``max_terminating``: the maximum number of seconds for which a deleted pod is assumed to run.
+    ``max_terminating_seconds``: the maximum number of seconds for which a deleted pod is assumed to run.
     ``resources``: returns the GPU resources that pods can request. The caller must call `list_again` after a change.
 
     A bound pod has *vanished* if it was deleted before its containers had ended. They may run for its grace period.
@@ -119,7 +119,7 @@ class PodInformer:
         labels: affinity.NodeLabels,
         on_change: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
-        max_terminating: float = math.inf,
+        max_terminating_seconds: float = math.inf,
         *,
         on_growth: Callable[[str], None] | None = None,
         resources: Callable[[], GpuResources] = lambda: BUILT_IN,
@@ -130,7 +130,7 @@ class PodInformer:
         # all kept pods were decoded. Only the reflector's thread sets these two fields.
         self._decoding = self._counted_by = resources()
         self._requests = RequestCache(self._decoding, labels)
-        self.max_terminating = max_terminating
+        self.max_terminating_seconds = max_terminating_seconds
         self._followers: list[PodChange] = []
         self._on_change = on_change
         self._on_growth = on_growth or on_change
@@ -239,7 +239,7 @@ class PodInformer:
 
     def seconds_of(self, pod: KeptPod) -> int:
         """Return for how many seconds the containers of a pod may run after its deletion."""
-        return int(min(max(pod.grace_seconds, MIN_TERMINATING_SECONDS), self.max_terminating))
+        return int(min(max(pod.grace_seconds, MIN_TERMINATING_SECONDS), self.max_terminating_seconds))
 
     def pods(self, namespace: str) -> list[StoredPod]:
         """Return a namespace's pods that request GPUs, including finished pods."""

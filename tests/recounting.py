@@ -94,10 +94,10 @@ class Recounting:
         """Recount the namespace once, whether it is due or not."""
         self.recounter.recount("team-a")
 
-    def full_resync(self) -> list[Any]:
-        """Run one full resync, which only queues namespaces. Return the logged warnings."""
+    def resync(self) -> list[Any]:
+        """Run one resync, which only queues namespaces. Return the logged warnings."""
         with structlog.testing.capture_logs() as logs:
-            self.recounter.full_resync()
+            self.recounter.resync()
         return [(line["event"], line["namespace"]) for line in logs if line["log_level"] == "warning"]
 
     def take_turn(self) -> None:

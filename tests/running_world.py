@@ -94,7 +94,7 @@ class WatchingLeader:
     def __init__(self, world: "RunningWorld") -> None:
         self._world = world
         kube = world.api.kube
-        timing = RecountTiming(max_terminating=MAX_TERMINATING)
+        timing = RecountTiming(max_terminating_seconds=MAX_TERMINATING)
         self.recounter, quota, nodes = unwatched_recounter(kube, world.new_store(), timing=timing, clock=world.clock)
         self._reflectors: Mapping[str, Reflector[Any]] = {
             PODS: self.recounter.pods.reflector,

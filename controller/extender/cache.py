@@ -20,15 +20,15 @@ class CardCache:
     """The cards of all nodes, used and free, computed from the journals and the pod watch. Thread-safe.
 
     ``now``: returns Unix seconds.
-    ``max_terminating``: the most seconds for which a pod keeps its cards after it was deleted while it ran.
+    ``max_terminating_seconds``: the most seconds for which a pod keeps its cards after it was deleted while it ran.
 
     A pod's cards count as used until the watch reports that the pod has ended, was deleted or is bound to another node.
     A pod cannot undo any of these changes. So if the watch is behind, too many cards may count as used, never too few.
     """
 
-    def __init__(self, now: Callable[[], float] = time.time, max_terminating: float = 600.0) -> None:
+    def __init__(self, now: Callable[[], float] = time.time, max_terminating_seconds: float = 600.0) -> None:
         self._now = now
-        self._max_terminating = max_terminating
+        self._max_terminating_seconds = max_terminating_seconds
         self._lock = threading.Lock()
         self._unused: dict[str, Cards | Unplaceable] = {}
         self._cards: dict[str, Cards | Unplaceable] = {}
@@ -157,7 +157,7 @@ class CardCache:
 
     def _pod_deleted(self, pod: StoredPod) -> None:
         # After a forced deletion, the containers of the pod may still use its cards until the grace period is over.
-        ends = int(self._now() + min(pod.grace_seconds, self._max_terminating))
+        ends = int(self._now() + min(pod.grace_seconds, self._max_terminating_seconds))
         entry = self._entries.get(pod.node, {}).get(pod.uid)
         self._forget(pod.uid)
         if entry and pod.live and pod.grace_seconds:

@@ -149,7 +149,7 @@ class Extender:
     """The scheduler extender, with its server and its background loops.
 
     ``unbound_seconds``: the number of seconds for which a pod keeps its cards without being bound to a node.
-    ``max_terminating``: the maximum number of seconds for which a pod that was deleted while it ran keeps its cards.
+    ``max_terminating_seconds``: the most seconds for which a pod that was deleted while it ran keeps its cards.
     ``on_fault``: called if the extender cannot start, or if one of its loops fails.
     """
 
@@ -162,13 +162,13 @@ class Extender:
         nodes: NodeInformer,
         *,
         unbound_seconds: float,
-        max_terminating: float,
+        max_terminating_seconds: float,
         registry: CollectorRegistry,
         on_fault: Callable[[], None],
     ) -> None:
         self._kube, self._namespace = kube, system_namespace
         self._listening = listening
-        self._cache = cache.CardCache(max_terminating=max_terminating)
+        self._cache = cache.CardCache(max_terminating_seconds=max_terminating_seconds)
         self._metrics = ExtenderMetrics(registry)
         self._allocator = Allocator(
             kube,

@@ -19,19 +19,19 @@ SEEN_SECONDS = 5.0
 class RecountTiming(msgspec.Struct, frozen=True):
     """The durations, in seconds, that control how ledgers are recounted from the stored objects.
 
-    ``pending_ttl``: how long after its admission a pod can still be stored by the API server.
-    ``full_resync``: the period of the resync, which recounts all namespaces in case an event was missed.
-    ``max_terminating``: the longest time for which a pod stays charged if it is deleted while its containers may run.
+    ``storable_seconds``: how long after its admission a pod can still be stored by the API server.
+    ``resync_seconds``: the period of the resync, which recounts all namespaces in case an event was missed.
+    ``max_terminating_seconds``: the most seconds for which a deleted pod stays charged while its containers may run.
     """
 
-    pending_ttl: float = STORABLE_SECONDS
-    full_resync: float = 600.0
-    max_terminating: float = MAX_TERMINATING_SECONDS
+    storable_seconds: float = STORABLE_SECONDS
+    resync_seconds: float = 600.0
+    max_terminating_seconds: float = MAX_TERMINATING_SECONDS
 
     @property
     def uncertain(self) -> float:
         """The seconds after which each pod that a replica has admitted is stored, or can no longer be stored."""
-        return self.pending_ttl + RESERVATION_SECONDS + MARGIN_SECONDS
+        return self.storable_seconds + RESERVATION_SECONDS + MARGIN_SECONDS
 
 
 class Watch(msgspec.Struct, frozen=True):
@@ -119,7 +119,7 @@ class ChargeAges:
         # a charge that the leader sees now for the first time was made after the watch began.
         covered = watch if watch.is_of(self._written_under.get(namespace)) else None
         first = self._sightings(self._pending, namespace, ledger.pending, Sighting(now, covered))
-        return Overdue.of({uid: first[uid].at + self._timing.pending_ttl for uid in ledger.pending}, now)
+        return Overdue.of({uid: first[uid].at + self._timing.storable_seconds for uid in ledger.pending}, now)
 
     def unstored(self, namespace: str, ledger: Ledger, now: float) -> Overdue:
         """Return the pending charges of pods and claims that the watches should have delivered by now."""
@@ -136,11 +136,11 @@ class ChargeAges:
             return 0
         # `longest_claim_grace` includes all pending pods, because any pod may be a user of a pending claim.
         longest = max(UNSEEN_SECONDS, ledger.longest_claim_grace)
-        return max(math.ceil(watch.began + min(longest, self._timing.max_terminating) - now), 0)
+        return max(math.ceil(watch.began + min(longest, self._timing.max_terminating_seconds) - now), 0)
 
     def terminating(self, namespace: str, ledger: Ledger, now: float) -> Overdue:
         first = self._sightings(self._terminating, namespace, ledger.terminating, Sighting(now))
-        longest = self._timing.max_terminating
+        longest = self._timing.max_terminating_seconds
         ends = {key: first[key].at + min(each.seconds, longest) for key, each in ledger.terminating.items()}
         return Overdue.of(ends, now)
 
@@ -157,9 +157,9 @@ class ChargeAges:
         if renewed:
             self._renewed[namespace] = renewed
         # A pod may have been admitted from a reservation, and deleted by force before this watch began. Its containers
-        # may run for the grace period, at most `pending_ttl`. So keep the reservation until this watch has lasted for
-        # that time.
-        wait = self._timing.pending_ttl + MARGIN_SECONDS
+        # may run for the grace period, at most `storable_seconds`. So keep the reservation until this watch has lasted
+        # for that time.
+        wait = self._timing.storable_seconds + MARGIN_SECONDS
         return Overdue.of(
             {
                 replica: max(renewed[replica][1] + each.seconds, watch.began) + wait
@@ -179,7 +179,7 @@ class ChargeAges:
         """Return and remember when each charge was first seen. A new charge was first seen ``now``."""
         known = remembered.pop(namespace, {})
         # A slow watch may deliver an old ledger without a recent charge. So keep the times of all recent charges.
-        recent = now.at - self._timing.full_resync
+        recent = now.at - self._timing.resync_seconds
         first = {key: seen for key, seen in known.items() if seen.at > recent}
         first |= {key: known.get(key, now) for key in keys}
         if first:

@@ -95,7 +95,7 @@ class Recounter:
             nodes.keys,
             self.queue.add,
             clock,
-            self._timing.max_terminating,
+            self._timing.max_terminating_seconds,
             on_growth=self._add_grown,
             resources=store.resources,
         )
@@ -133,7 +133,7 @@ class Recounter:
         for namespace in self.known_namespaces():
             self.queue.add(namespace)
 
-    def full_resync(self) -> None:
+    def resync(self) -> None:
         """Queue a recount of every namespace. Log and count each ledger that differs from the stored pods (drift)."""
         for namespace in self.known_namespaces():
             known = self.ledgers.get(self._store.key(namespace))

@@ -56,13 +56,13 @@ ADVERTISE = (*EXTENDER, "--extender-cert-dir", ".", "--extender-advertise")
         # earlier.
         (
             ("--storable-seconds", "301"),
-            "--full-pass-seconds: must be at least twice --storable-seconds (301); got 600.",
+            "--resync-seconds: must be at least twice --storable-seconds (301); got 600.",
         ),
         (
-            ("--full-pass-seconds", "149"),
-            "--full-pass-seconds: must be at least twice --storable-seconds (75); got 149.",
+            ("--resync-seconds", "149"),
+            "--resync-seconds: must be at least twice --storable-seconds (75); got 149.",
         ),
-        (("--full-pass-seconds", "240", *EXTENDER), "--extender-cert-dir is required with --extender-address"),
+        (("--resync-seconds", "240", *EXTENDER), "--extender-cert-dir is required with --extender-address"),
         *((("--quota-configmap", text), f"--quota-configmap: {text!r} is not NAMESPACE/NAME.") for text in ("/", "x")),
     ],
 )
@@ -122,7 +122,7 @@ def beginning(api: ApiDouble, tmp_path: Path, faults: threading.Semaphore) -> It
         pods,
         nodes,
         unbound_seconds=300,
-        max_terminating=600,
+        max_terminating_seconds=600,
         registry=registry,
         on_fault=faults.release,
     )

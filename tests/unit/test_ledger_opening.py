@@ -203,7 +203,7 @@ def test_the_leader_leaves_a_closed_ledger_to_the_replica_that_creates_it(api: A
     recounting = closed(api, other)
     with structlog.testing.capture_logs() as logs:
         recounting.recounter.reconciler.turn("team-a")
-        assert recounting.full_resync() == []
+        assert recounting.resync() == []
     assert (api.calls, logs) == ([], [])
     assert isinstance(other.charge("a"), Admitted)
 

@@ -76,7 +76,7 @@ def test_a_bound_pod_deleted_before_its_end_is_reported_for_as_long_as_it_may_ru
 ) -> None:
     clock = Clock()
     store(api, {**stored_pod(CARD, "uid-1", **spec), "status": {"phase": phase}}, **metadata)
-    watch = PodInformer(api.kube, LABELS, lambda _: None, clock.monotonic, max_terminating=100)
+    watch = PodInformer(api.kube, LABELS, lambda _: None, clock.monotonic, max_terminating_seconds=100)
     watch.reflector.relist()
     assert not watch.observed("team-a", Nodes(LABELS)).vanished
     api.remove(POD)

@@ -23,7 +23,7 @@ from vcuda.quota.model import Charge
 @pytest.mark.parametrize("committed", [{"M40": TWO}, {}, {"P100": ONE}], ids=["too high", "too low", "another model"])
 def test_drift_is_logged_counted_and_corrected(api: ApiDouble, replica: Replica, committed: dict[str, Charge]) -> None:
     recounting = Recounting(api, replica, Ledger(committed, COUNTED), stored_pod(CARD))
-    assert recounting.full_resync() == [("the ledger differs from the stored pods and is recounted", "team-a")]
+    assert recounting.resync() == [("the ledger differs from the stored pods and is recounted", "team-a")]
     assert recounting.counted("drifts_total") == 1
     recounting.run()
     assert replica.store.read("team-a").ledger.committed == {"M40": ONE}
@@ -36,7 +36,7 @@ def test_drift_is_logged_counted_and_corrected(api: ApiDouble, replica: Replica,
 )
 def test_a_correct_ledger_is_not_written(api: ApiDouble, replica: Replica, ledger: Ledger, calls: list[str]) -> None:
     recounting = Recounting(api, replica, ledger, stored_pod(CARD))
-    assert recounting.full_resync() == []
+    assert recounting.resync() == []
     recounting.run()
     assert (recounting.counted("drifts_total"), api.calls) == (0, calls)
 
@@ -71,7 +71,7 @@ def test_lost_devices_are_forgotten_only_after_the_longest_grace_period_in_the_l
     monkeypatch.setattr(
         recounting.recounter.claims, "observed", lambda _namespace, _left_out, grace=30: graces.append(grace)
     )
-    recounting.full_resync()
+    recounting.resync()
     assert graces == [600]
 
     def lose(_namespace: str) -> None:
@@ -88,7 +88,7 @@ def test_a_ledger_that_is_about_to_be_recounted_is_no_drift(api: ApiDouble, repl
     """A ledger that is queued for recounting may differ because of a recent event."""
     recounting = Recounting(api, replica, Ledger({"M40": TWO}, COUNTED), stored_pod(CARD))
     recounting.recounter.queue.add("team-a")
-    assert recounting.full_resync() == []
+    assert recounting.resync() == []
     assert recounting.counted("drifts_total") == 0
 
 

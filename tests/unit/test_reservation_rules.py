@@ -250,7 +250,7 @@ MUTANTS = {
     "a pending charge outlasts the storable time": Broken(
         recounter,
         "RecountTiming",
-        functools.partial(RecountTiming, pending_ttl=69),
+        functools.partial(RecountTiming, storable_seconds=69),
         scenarios.stored_at_the_last_moment,
         LOST,
     ),

@@ -38,7 +38,7 @@ def rbac_of(*components: str) -> list[Json]:
 ADDED, OF_THE_PAGE = rbac_of(*COMPONENTS), rbac_of("page")
 # No kubelet reports here that a deleted pod has ended. With max_terminating_seconds 0, the pod's charge is released at
 # once.
-FASTER = {"storable_seconds": "2", "full_pass_seconds": "4", "allocation_timeout": "1", "max_terminating_seconds": "0"}
+FASTER = {"storable_seconds": "2", "resync_seconds": "4", "allocation_timeout": "1", "max_terminating_seconds": "0"}
 
 KUBERNETES_OWN = {"system:kube-scheduler", "system:volume-scheduler", "extension-apiserver-authentication-reader"}
 """Roles that the API server itself creates, and that the second scheduler uses. Their rules are not checked."""
