@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PRODUCT = ("webhook", "vcuda", "controller", "certs")
+OTHERS = ("tests", "tools", "bench", "examples")
 
 MAX_PRODUCT_LINES = 35_700
 """The maximum number of lines of the product's code. A commit that raises this number must say why."""
@@ -23,6 +24,7 @@ MAX_CREATE_MODULES = 26
 """The maximum number of modules that run when a pod is created. A test traces those that docs/architecture.md lists."""
 
 MAX_FILE_LINES = 420
+"""The maximum number of lines of a file, also of tests and tools."""
 
 MAX_FUNCTION_LINES = 25
 """The maximum for the 90th percentile of lines per function."""
@@ -103,20 +105,23 @@ def figures() -> list[Figure]:
     texts = {path: path.read_text(encoding="utf-8") for package in PRODUCT for path in modules(package)}
     trees = {path: ast.parse(text) for path, text in texts.items()}
     sizes = {path: len(text.splitlines()) for path, text in texts.items()}
-    lines, largest = sum(sizes.values()), max(sizes, key=lambda path: sizes[path])
+    lines = sum(sizes.values())
+    others = {path: len(path.read_text(encoding="utf-8").splitlines()) for part in OTHERS for path in modules(part)}
+    files = sizes | others
+    largest = max(files, key=lambda path: files[path])
     ninth = ninth_of_ten([lines_of(each) for tree in trees.values() for each in functions(tree)])
     classes = repeated(map(class_names, trees.values()))
     twice = [name for name in repeated(map(public_names, trees.values())) if name not in PARALLEL]
     create, recount = path_lengths()
-    tests = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in modules("tests"))
+    tests = sum(size for path, size in others.items() if path.is_relative_to(ROOT / "tests"))
     return [
         Figure("product files", str(len(sizes)), "no bound", holds=True),
         Figure("product lines", str(lines), f"at most {MAX_PRODUCT_LINES}", lines <= MAX_PRODUCT_LINES),
         Figure(
             "largest file",
-            f"{sizes[largest]} ({largest.relative_to(ROOT)})",
+            f"{files[largest]} ({largest.relative_to(ROOT)})",
             f"at most {MAX_FILE_LINES}",
-            sizes[largest] <= MAX_FILE_LINES,
+            files[largest] <= MAX_FILE_LINES,
         ),
         Figure("function, 90th percentile", str(ninth), f"at most {MAX_FUNCTION_LINES}", ninth <= MAX_FUNCTION_LINES),
         Figure("class names defined twice", ", ".join(classes) or "none", "none", not classes),

@@ -1,7 +1,7 @@
 """The requests of the accounts of vcuda quota that the ValidatingAdmissionPolicies of the base reject: Secrets,
 ConfigMaps, ledgers and patches. The policy of the quota ConfigMap is tested here too.
 
-tests/e2e/manifests/test_policies.py tests the policies on an API server, with the rights of real accounts.
+tests/e2e/manifests/test_own_policies.py tests the policies on an API server, with the rights of real accounts.
 """
 
 import itertools

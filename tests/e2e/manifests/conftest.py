@@ -5,12 +5,18 @@ The webhooks in the manifests are called for the whole cluster, so they would af
 
 import json
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.cluster import Cluster, administering
+from tests.e2e.installation import tenant_of
 from tests.e2e.manifests.audit import AuditLog
+from tests.e2e.manifests.policies import controller_account, ordinary
+from tests.e2e.manifests.system import apply
+from tests.processes import eventually
+from tests.rendered import BASE
 from tools.control_plane import ControlPlane, Settings, running_control_plane
 
 POLICY = {
@@ -60,3 +66,29 @@ def plane(assets: Path | None, audit_file: Path, tmp_path_factory: pytest.TempPa
 def admin(plane: ControlPlane) -> Iterator[Cluster]:
     with administering(plane) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def policies(admin: Cluster) -> None:
+    """Apply the policies, and wait until they are in effect.
+
+    They all take effect together, some time after the last policy is stored.
+    """
+    apply(admin, BASE, "--server-side", "--force-conflicts")
+    with admin.fresh_namespace() as namespace:
+        account = controller_account(admin)
+        config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": namespace, "name": "probe"}}
+        eventually(lambda: account.try_create(config_map, dryRun="All").status == HTTPStatus.FORBIDDEN)
+
+
+@pytest.fixture
+def team(admin: Cluster) -> Iterator[str]:
+    with admin.fresh_namespace() as namespace:
+        admin.create(ordinary("train", namespace))
+        yield namespace
+
+
+@pytest.fixture
+def tenant(admin: Cluster, team: str) -> Iterator[Cluster]:
+    with tenant_of(admin, team) as account:
+        yield account
