@@ -1,8 +1,7 @@
 """Reads the certificates of a rotation from a cluster and the webhook's endpoints. Writes Secrets and caBundles."""
 
 import base64
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from http import HTTPStatus
@@ -24,8 +23,6 @@ KINDS = {
 # The timeout of a request to the API server. It is long, because no user waits for the rotation of certificates.
 REQUEST_TIMEOUT_SECONDS = 30.0
 
-DIALLED_AT_ONCE = 16
-
 APPLY_AGAIN = (
     "helm upgrade vcuda-quota manifests/chart --namespace kube-system --reset-then-reuse-values,"
     " or kubectl apply -k manifests/base if kustomize installed vcuda quota"
@@ -34,18 +31,13 @@ APPLY_AGAIN = (
 _LABELS = {parsing.MANAGED_BY: parsing.OURS}
 
 
-def dial_all(addresses: Iterable[tuple[str, bool]], server_name: str) -> tuple[state.DialledEndpoint, ...]:
-    """Dial endpoints in parallel. ``addresses``: for each endpoint, its HOST:PORT and True if the endpoint is ready."""
-    with ThreadPoolExecutor(DIALLED_AT_ONCE) as pool:
-        return tuple(pool.map(lambda one: dial_endpoint(one[0], server_name, ready=one[1]), addresses))
-
-
-def dial_endpoint(address: str, server_name: str, *, ready: bool = True) -> state.DialledEndpoint:
-    """Return the certificate that HOST:PORT presents for ``server_name`` in a TLS handshake, or why this failed."""
-    try:
-        return state.DialledEndpoint(address, ready, tls.served_leaf(address, server_name))
-    except errors.Unavailable as error:
-        return state.DialledEndpoint(address, ready, None, f"the endpoint cannot be dialled: {error}")
+def dial_all(addresses: Mapping[str, bool], server_name: str) -> tuple[state.DialledEndpoint, ...]:
+    """Read the certificates of endpoints. ``addresses``: HOST:PORT of each, with True if the endpoint is ready."""
+    leaves = tls.served_leaves(addresses, server_name)
+    return tuple(
+        state.DialledEndpoint(address, ready, leaf, fault and f"the endpoint cannot be dialled: {fault}")
+        for (address, ready), (leaf, fault) in zip(addresses.items(), leaves, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +106,7 @@ class ClusterStore:
             self.kube, refs.namespace, refs.service, self.port_name, REQUEST_TIMEOUT_SECONDS
         )
         # The API server calls a webhook by this DNS name of its Service, so the certificate must have the name.
-        return dial_all(found.items(), f"{refs.service}.{refs.namespace}.svc")
+        return dial_all(found, f"{refs.service}.{refs.namespace}.svc")
 
     def write(self, write: steps.Write) -> None:
         """Make one write. Raises Conflict if the object has changed since the last `read`, or another VcudaError."""

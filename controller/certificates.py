@@ -8,11 +8,11 @@ the certificate that the API server gets.
 import datetime
 import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import structlog
 from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.x509 import Certificate
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -22,7 +22,6 @@ from vcuda.kube import Event, InvolvedObject, Kube, objects, post_event, segment
 
 LOOK_SECONDS = 5.0  # Seconds between two LISTs of the webhook's endpoints.
 INTERVAL = datetime.timedelta(minutes=5)  # The time between two reads of one endpoint's certificate.
-MAX_DIALS_AT_ONCE = 8
 PORT_NAME = "https"
 REASON = "CertificateNotRenewed"
 
@@ -81,11 +80,8 @@ class CertificateWatch(Collector):
         known = {address: self._read[address] for address in addresses if address in self._read}
         recent = {address: each for address, each in known.items() if not each[1].fault and now - each[0] < INTERVAL}
         due = [address for address in addresses if address not in recent]
-        # The endpoints are dialled in parallel, so that an endpoint without an answer does not delay all others by the
-        # whole timeout.
-        with ThreadPoolExecutor(MAX_DIALS_AT_ONCE) as pool:
-            name = f"{self._service}.{self._namespace}.svc"
-            fresh = tuple(pool.map(lambda address: dial_replica(address, name), due))
+        leaves = tls.served_leaves(due, f"{self._service}.{self._namespace}.svc")
+        fresh = [_certificate_of(address, *served) for address, served in zip(due, leaves, strict=True)]
         self._read = recent | {one.address: (now, one) for one in fresh}
         self._shown = tuple(self._read[address][1] for address in addresses)
         for late in {one.fingerprint: one for one in fresh if is_late(one, now)}.values():
@@ -115,12 +111,9 @@ class CertificateWatch(Collector):
         post_event(self._kube, Event(subject, name, REASON, message, "vcuda-controller", type="Warning"))
 
 
-def dial_replica(address: str, server_name: str) -> ServedCertificate:
-    """Return the certificate that HOST:PORT presents for ``server_name`` in a TLS handshake. No request is sent."""
-    try:
-        leaf = tls.served_leaf(address, server_name)
-    except errors.Unavailable as error:
-        return ServedCertificate(address, fault=str(error))
+def _certificate_of(address: str, leaf: Certificate | None, fault: str) -> ServedCertificate:
+    if leaf is None:
+        return ServedCertificate(address, fault=fault)
     return ServedCertificate(
         address, leaf.fingerprint(SHA256()).hex(), leaf.not_valid_before_utc, leaf.not_valid_after_utc
     )

@@ -9,7 +9,8 @@ import socket
 import ssl
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -31,6 +32,7 @@ LEAF_KEY = "tls.key"
 
 DIAL_TIMEOUT_SECONDS = 5.0
 """The timeout in seconds of the TCP connection, and also of the TLS handshake."""
+DIALLED_AT_ONCE = 16
 
 _DATA = "..data"
 _SET_PREFIX = "..issued-"
@@ -184,6 +186,20 @@ def served_leaf(address: str, server_name: str) -> x509.Certificate:
             return x509.load_der_x509_certificate(connection.getpeercert(binary_form=True) or b"")
     except (OSError, ValueError, OverflowError, x509.InvalidVersion) as error:
         raise Unavailable(str(error)) from error
+
+
+def served_leaves(addresses: Iterable[str], server_name: str) -> list[tuple[x509.Certificate | None, str]]:
+    """Return for each HOST:PORT the certificate that it presents for ``server_name``, or None and the reason."""
+
+    def dial(address: str) -> tuple[x509.Certificate | None, str]:
+        try:
+            return served_leaf(address, server_name), ""
+        except Unavailable as error:
+            return None, str(error)
+
+    # The servers are dialled in parallel, so that a server without an answer does not delay all others.
+    with ThreadPoolExecutor(DIALLED_AT_ONCE) as pool:
+        return list(pool.map(dial, addresses))
 
 
 @dataclass(frozen=True, slots=True)

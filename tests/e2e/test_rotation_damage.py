@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from certs.cluster import dial_endpoint
 from certs.parsing import read_certificates
 from certs.state import fingerprint
 from tests.e2e.cluster import Cluster, Json
@@ -18,6 +17,7 @@ from tests.e2e.installation import SYSTEM_NAMESPACE
 from tests.e2e.stage import CA_SECRET, PATHS, SERVER_NAME, SERVICE, SERVING_SECRET, Stage, staged, utc_now
 from tests.e2e.steady import shake
 from tests.processes import eventually
+from vcuda.tls import served_leaves
 from vcuda.x509 import Signed, make_authority, make_leaf, service_names
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_version]
@@ -76,7 +76,7 @@ def await_served(stage: Stage, leaf: Signed) -> None:
 
 
 def shown(address: str) -> bytes | None:
-    found = dial_endpoint(address, SERVER_NAME).leaf
+    [(found, _)] = served_leaves([address], SERVER_NAME)
     return found.public_bytes(Encoding.DER) if found else None
 
 

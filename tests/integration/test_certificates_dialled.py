@@ -13,19 +13,13 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from certs.cluster import dial_all, dial_endpoint
-from controller.certificates import (
-    INTERVAL,
-    REASON,
-    CertificateWatch,
-    ServedCertificate,
-    dial_replica as dial_for_the_controller,
-    is_late,
-)
+from certs.cluster import dial_all
+from controller.certificates import INTERVAL, REASON, CertificateWatch, ServedCertificate, is_late
 from tests.api_double import ApiDouble, Delivery, Effect, delivered, lost_request
 from tests.integration.pairs import NOW, new_leaf
 from tests.integration.tls_echo import Echo, echoing
 from tools.ports import free_ports
+from vcuda.tls import served_leaves
 from vcuda.x509 import Signed
 
 LEAF = new_leaf()
@@ -46,7 +40,7 @@ def serving(directory: Path, certificate: bytes = LEAF.certificate_pem()) -> Ite
 
 def test_the_leaf_of_any_issuer_is_read(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
-        found = dial_endpoint(server.address, "anything.at.all")
+        [found] = dial_all({server.address: True}, "anything.at.all")
     assert (found.leaf, found.ready, found.fault) == (LEAF.certificate, True, "")
 
 
@@ -54,7 +48,7 @@ def test_the_leaf_of_any_issuer_is_read(tmp_path: Path) -> None:
     "address", ["127.0.0.1:{port}", "256.256.256.256:1", "127.0.0.1:99999", "nonsense", "[::1]:{port}"]
 )
 def test_the_error_of_an_unreachable_endpoint_is_reported(address: str) -> None:
-    found = dial_endpoint(address.format(port=free_ports(1)[0]), "x", ready=False)
+    [found] = dial_all({address.format(port=free_ports(1)[0]): False}, "x")
     assert (found.leaf, found.ready) == (None, False)
     assert found.fault.startswith("the endpoint cannot be dialled: ")
 
@@ -64,7 +58,7 @@ def test_a_server_without_tls_or_an_answer_times_out(tmp_path: Path, monkeypatch
     monkeypatch.setattr("vcuda.tls.DIAL_TIMEOUT_SECONDS", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as listener, serving(tmp_path) as server:
         silent = f"127.0.0.1:{listener.getsockname()[1]}"
-        found = dial_all([(silent, True), (server.address, True)], "x")
+        found = dial_all({silent: True, server.address: True}, "x")
     assert [(one.address, one.leaf) for one in found] == [(silent, None), (server.address, LEAF.certificate)]
 
 
@@ -79,11 +73,9 @@ def of_version_6(leaf: Signed) -> bytes:
 def test_an_unreadable_certificate_is_handled_as_an_unreachable_endpoint(tmp_path: Path) -> None:
     """Such a certificate must not stop `vcuda-certs` or the leading controller."""
     with serving(tmp_path, of_version_6(LEAF)) as server:
-        found = dial_endpoint(server.address, "x")
-        shown = dial_for_the_controller(server.address, "x")
-    assert found.leaf is None
-    assert "not a valid X509 version" in found.fault
-    assert "not a valid X509 version" in shown.fault
+        [(leaf, fault)] = served_leaves([server.address], "x")
+    assert leaf is None
+    assert "not a valid X509 version" in fault
 
 
 def watched(api: ApiDouble, *addresses: str) -> CertificateWatch:
