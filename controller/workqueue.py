@@ -102,10 +102,6 @@ class WorkQueue:
             for kept in (self._due_at, self._heap, self._unserved, self._retried):
                 kept.clear()
 
-    @property
-    def is_held(self) -> bool:
-        return self._held
-
     def release(self) -> None:
         """Accept keys again. The caller must add all keys, because keys that were added since `hold` are lost."""
         with self._changed:

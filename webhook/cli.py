@@ -27,7 +27,6 @@ from webhook.check.standalone import standalone_service
 from webhook.review import context
 from webhook.server import app, server
 
-FAILED = 1
 _ANY_CHARACTER = dict.fromkeys(map(ord, WILDCARDS), "x")
 T = TypeVar("T")
 
@@ -179,7 +178,7 @@ def serve(**values: Any) -> None:
         )
     finally:
         if failure.happened:
-            sys.exit(FAILED)
+            sys.exit(cli.FAILED)
 
 
 @main.command(context_settings=_ENVIRONMENT)

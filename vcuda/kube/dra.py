@@ -62,10 +62,6 @@ class ServedWatches:
     def synced(self) -> bool:
         return bool(self._started) and all(each.synced.is_set() for each in self._started.values())
 
-    @property
-    def alive(self) -> bool:
-        return all(each.alive for each in self._started.values())
-
     def running(self) -> Mapping[str, reflector.Reflector[Any]]:
         return self._started
 

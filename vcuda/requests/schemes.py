@@ -118,8 +118,6 @@ class Scheme(msgspec.Struct, frozen=True):
     """The annotation in which the vendor lists the cards of a node."""
     handshake: str | None = None
     """The node annotation in which the scheduler asks whether the device plugin is alive, and the plugin answers."""
-    counts_cards_by_register: bool = False
-    """True if only the annotation ``register``, and not a node's capacity, shows the number of the node's cards."""
     pod_directory: PodDirectory | None = None
     """The directories in which the vendor stores files for pods on a node. The node agent cleans them up."""
 
@@ -210,7 +208,6 @@ HAMI = Scheme(
     node_lock="hami.io/mutex.lock",
     register="hami.io/node-nvidia-register",
     handshake="hami.io/node-handshake",
-    counts_cards_by_register=True,
     allocated="hami.io/vgpu-devices-allocated",
     pod_directory=PodDirectory("/usr/local/vgpu/containers", f"{UID}_{CONTAINER}"),
     sets_visible_devices=True,

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import msgspec
 import structlog
+from gunicorn.app.base import BaseApplication
 
 from vcuda import cli, kube as k8s
 from vcuda.placement import patches
@@ -25,7 +26,6 @@ from webhook.ledger import ledgers, namespace_ledger
 from webhook.metrics import LedgerMetrics, Metrics, ReflectorCollector
 from webhook.review import context, namespaces
 from webhook.server import app
-from webhook.server.application import ServedApplication
 from webhook.server.gunicorn_log import StructuredLogger
 from webhook.server.worker import KEEP_ALIVE_SECONDS, WebhookWorker
 
@@ -175,7 +175,7 @@ class Failure:
         os._exit(0)  # gunicorn would log any other exit status as a fault of the worker
 
 
-class WebhookServer(ServedApplication):
+class WebhookServer(BaseApplication):
     """A gunicorn server with one worker process.
 
     ``make_service``: a function that makes the service. It is called in the worker process, because the service starts

@@ -17,14 +17,16 @@ from collections import OrderedDict
 from contextlib import suppress
 from enum import Enum
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gunicorn.asgi.protocol import ASGIProtocol
 from gunicorn.workers.gasgi import ASGIWorker
 
 from webhook.intake.bodies import MAX_BODY
 from webhook.server.app import ARRIVED, DEADLINE, error_object
-from webhook.server.application import ServedApplication
+
+if TYPE_CHECKING:
+    from webhook.server.server import WebhookServer
 
 KEEP_ALIVE_SECONDS = 120.0
 """Seconds for which an idle connection stays open. The API server closes its idle connections after 90 s
@@ -34,8 +36,7 @@ LINGER_SECONDS = 2.0
 """Seconds for which a connection stays open after its last answer, so that the client can close it. While the server
 stops, an idle connection stays open for this time too."""
 
-# The maximum size in bytes of the incomplete requests of all connections together.
-MAX_UNFINISHED = 24 * 2**20
+MAX_UNFINISHED = 24 * 2**20  # The maximum bytes of the incomplete requests of all connections together.
 
 # If the webhook answers before the whole body has arrived, it reads and discards at most this many more bytes of the
 # body. It must read them, because most clients read an answer only after they have sent the whole body.
@@ -45,8 +46,7 @@ MAX_DISCARDED = 10 * MAX_BODY
 # asyncio's default of 256 KiB, the buffers of a thousand clients would take 250 MiB.
 MAX_UNREAD = MAX_UNSENT = RECEIVE_BUFFER = 2**14
 
-# The maximum number of characters of an error message. The HTTP parser's messages repeat parts of the request, which
-# may be long.
+# The maximum characters of an error message. The HTTP parser's messages may repeat a long part of the request.
 MAX_MESSAGE = 300
 
 # If a client disconnects while the charge of its review may be written, the review continues for at most this many
@@ -281,7 +281,7 @@ class WebhookProtocol(ASGIProtocol):
 class WebhookWorker(ASGIWorker):
     """The process that serves requests. At a stop it first fails its readiness check, and still answers requests."""
 
-    app: ServedApplication
+    app: "WebhookServer"
     loop: Any
     sockets: Any
     _quick_shutdown: bool
