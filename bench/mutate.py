@@ -15,7 +15,7 @@ import msgspec
 from bench import load, servers
 from bench.plane import write_certificates
 from vcuda.cli import aligned
-from vcuda.placement.patches import Hints
+from vcuda.placement.patches import PinSettings
 from webhook.check.files import read_cluster
 from webhook.check.standalone import standalone_service
 
@@ -81,7 +81,7 @@ def main() -> None:
         quota, nodes = directory / "quota.yaml", directory / "nodes.yaml"
         quota.write_text(QUOTA)
         nodes.write_text(NODES)
-        make_service = functools.partial(standalone_service, read_cluster(quota, nodes, Hints()))
+        make_service = functools.partial(standalone_service, read_cluster(quota, nodes, PinSettings()))
         with servers.idle(directory) as idle, servers.alone(directory, make_service) as ours:
             rows = [
                 row

@@ -43,7 +43,7 @@ _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 
 Tls = Callable[[], ssl.SSLContext]
 """A function that returns the TLS context for each new connection, so that a new certificate needs no restart."""
 
-Check = Callable[[], str | None]
+Probe = Callable[[], str | None]
 """A function that checks health or readiness. It returns None if all is well, otherwise a message with the reason."""
 
 
@@ -261,7 +261,7 @@ class _TlsAdapter(cheroot.ssl.Adapter):
         return makefile.MakeFile(sock, mode, bufsize)
 
 
-def serve_status(address: tuple[str, int], registry: CollectorRegistry, *, healthy: Check, ready: Check) -> Server:
+def serve_status(address: tuple[str, int], registry: CollectorRegistry, *, healthy: Probe, ready: Probe) -> Server:
     """Serve /healthz, /readyz and /metrics over plain HTTP, for kubelet and Prometheus.
 
     Raises OSError if the server cannot listen on the address.

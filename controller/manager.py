@@ -1,4 +1,4 @@
-"""Builds and runs the leader's tasks: `recount`, `retry`, `violations`, `garbage`, `discover` and `extender`."""
+"""Builds and runs the leader's duties: `recount`, `retry`, `violations`, `garbage`, `discover` and `extender`."""
 
 import threading
 import time
@@ -312,7 +312,7 @@ class Leader:
         return thread
 
     def _reconcilers(self) -> tuple[workqueue.Reconciler, ...]:
-        parts = (
+        duties = (
             self.recounter,
             self.publisher,
             self.namespaces,
@@ -322,7 +322,7 @@ class Leader:
             self.model_labels,
         )
         others = (self._models, self.grants.reconciler, self.recounter.unlimited, self.violations.reconciler)
-        return (*others, self.retrier.models, *(part.reconciler for part in parts))
+        return (*others, self.retrier.models, *(each.reconciler for each in duties))
 
     def _devices_changed(self) -> None:
         self._models.queue.add("devices")

@@ -265,7 +265,7 @@ class PodInformer:
     def namespaces(self) -> Iterable[str]:
         return self.reflector.namespaces()
 
-    def decode_charged(self, raw: bytes) -> StoredPod | None:
+    def decode_with_allocations(self, raw: bytes) -> StoredPod | None:
         """Return the decoded pod with all keys of its allocation annotations; None if the pod requests no GPU."""
         return read_stored(_POD.decode(raw), self.labels, self._decoding, self._requests, whole_keys=True)
 

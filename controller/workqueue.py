@@ -1,4 +1,4 @@
-"""The work queue and the reconcile loop that every task of the leader uses. A loop reconciles one key at a time.
+"""The work queue and the reconcile loop that every duty of the leader uses. A loop reconciles one key at a time.
 
 The queue is like client-go's ``util/workqueue``, and the loop like controller-runtime's ``Reconciler``. An event only
 names the key, for example a namespace. One reconciliation of this key, called a turn, can serve many events. A later

@@ -30,9 +30,9 @@ from vcuda.admission_review import API_VERSION, KIND, AdmissionRequest, Admissio
 from vcuda.cli import aligned
 from vcuda.errors import BadInput
 from vcuda.k8s_types import Pod
-from vcuda.placement.patches import Hints
+from vcuda.placement.patches import PinSettings
 from vcuda.quota.model import Mode, NamespaceQuota
-from vcuda.requests.pod_request import asks_for_vcuda
+from vcuda.requests.pod_request import requests_gpus
 from webhook.check.check import Row, decide_workloads, read_workloads, with_templates
 from webhook.check.files import read_cluster
 from webhook.review.context import PolicySnapshot
@@ -67,7 +67,7 @@ def main(quota: Path, nodes: Path, pods: Path) -> None:
     """
     try:
         workloads = read_workloads([pods], "default")
-        cluster = with_templates(read_cluster(quota, nodes, Hints()), workloads)
+        cluster = with_templates(read_cluster(quota, nodes, PinSettings()), workloads)
     except BadInput as error:
         raise click.UsageError(str(error)) from error
     click.echo(f"Starting vcuda-webhook serve --standalone --quota {_short(quota)} --nodes {_short(nodes)}")
@@ -161,7 +161,7 @@ def _untouched(request: AdmissionRequest, policy: PolicySnapshot) -> str:
     """Return the outcome for an object that the webhook admits unchanged, such as "ignored" if it requests no GPU."""
     if request.kind.kind == "Pod":
         pod = msgspec.json.decode(request.object, type=Pod)
-        if not (asks_for_vcuda(pod, policy.resources) or pod.spec.resource_claims):
+        if not (requests_gpus(pod, policy.resources) or pod.spec.resource_claims):
             return "ignored"
     return "" if policy.quota.for_namespace(request.namespace) else "unlimited"
 

@@ -12,7 +12,7 @@ from vcuda.quota.terms import MODELS_ANNOTATION
 
 Manifest = dict[str, Any]
 
-Check = Callable[[str, Manifest], Manifest]
+ShapeCheck = Callable[[str, Manifest], Manifest]
 """A function that returns a pod or claim as the API server would read it. The first argument is the place of the object
 in a file, for messages. The function raises BadInput if the object is malformed."""
 
@@ -100,13 +100,13 @@ def made_claims(pod: Manifest) -> list[MadeClaim]:
     return found
 
 
-def workloads_in(source: str, text: str, namespace: str, check: Check) -> list[Workload | Unread]:
+def workloads_in(source: str, text: str, namespace: str, check: ShapeCheck) -> list[Workload | Unread]:
     """Return every claim in a text, and every object that creates pods. ``source`` names the text in messages. Raises
     BadInput if the text cannot be read as YAML."""
     return [each for where, document in _documents(source, text) for each in _read(where, document, namespace, check)]
 
 
-def _read(where: str, document: object, namespace: str, check: Check) -> list[Workload | Unread]:
+def _read(where: str, document: object, namespace: str, check: ShapeCheck) -> list[Workload | Unread]:
     title, home = where, namespace
     try:
         manifest = _object(where, document)
@@ -129,7 +129,7 @@ def _is_built_in(manifest: Manifest) -> bool:
     return bool(version) and ("." not in group or group.endswith(".k8s.io"))
 
 
-def _templated(where: str, manifest: Manifest, metadata: Manifest, home: str, check: Check) -> list[Workload]:
+def _templated(where: str, manifest: Manifest, metadata: Manifest, home: str, check: ShapeCheck) -> list[Workload]:
     """Return one workload for each pod template of a custom resource. ``home``: the namespace of the resource."""
     name = _name_of(manifest)
     try:
@@ -198,7 +198,7 @@ def _object(where: str, document: object) -> Manifest:
     return document
 
 
-def _workload(where: str, manifest: Manifest, metadata: Manifest, home: str, check: Check) -> Workload:
+def _workload(where: str, manifest: Manifest, metadata: Manifest, home: str, check: ShapeCheck) -> Workload:
     kind, name = manifest["kind"], _name_of(manifest)
     spec = _mapping(where, manifest, "spec")
     if _is_claim(manifest):
@@ -257,14 +257,14 @@ def _count(where: str, kind: str, spec: Mapping[str, Any]) -> int:
     return 1 if stated is None else stated
 
 
-def _checked(where: str, pod: Manifest, check: Check) -> Manifest:
+def _checked(where: str, pod: Manifest, check: ShapeCheck) -> Manifest:
     if not pod.get("spec"):
         raise errors.BadInput(f"{where}: the object has no pod spec")
     return check(where, pod)
 
 
 def check_shape(where: str, manifest: Manifest) -> Manifest:
-    """Return a pod or claim as JSON values, without null fields, which count as absent. This function is a `Check`.
+    """Return a pod or claim as JSON values, without null fields, which count as absent. This is a `ShapeCheck`.
 
     Raises BadInput if the spec is not a mapping, or if JSON cannot represent a value. The API server checks the rest.
     """

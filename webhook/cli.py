@@ -17,7 +17,7 @@ import structlog
 from vcuda import __version__, cli, errors, kube, logs, tls, x509
 from vcuda.k8s_types import can_be_name
 from vcuda.placement.affinity import NodeLabels
-from vcuda.placement.patches import Hints
+from vcuda.placement.patches import PinSettings
 from vcuda.requests.resources import WILDCARDS
 from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES
 from vcuda.requests.schemes import SCHEMES
@@ -161,7 +161,7 @@ def serve(**values: Any) -> None:
     if options.standalone:
         if options.quota is None:
             raise click.UsageError("--standalone needs --quota FILE.")
-        given = options.quota, options.nodes, options.hints, options.gpu_runtime_classes, options.scheduler_users
+        given = options.quota, options.nodes, options.pin_settings, options.gpu_runtime_classes, options.scheduler_users
         embedded = _or_exit(lambda: files.read_cluster(*given))
         with nullcontext(options.cert_dir) if options.cert_dir else _self_made() as certificates:
             settings = server.Settings(options.bind, certificates, options.drain_seconds, callers)
@@ -244,8 +244,8 @@ def check(
     if not manifests and old is None:
         raise click.UsageError("MANIFEST.yaml or --old FILE is required")
     now = time.time()
-    hints = Hints(NodeLabels(model_label, pool_label), scheduler_name, scheme_schedulers)
-    cluster = _or_exit(lambda: files.read_cluster(quota, nodes, hints, gpu_runtime_classes)).at(now)
+    pin_settings = PinSettings(NodeLabels(model_label, pool_label), scheduler_name, scheme_schedulers)
+    cluster = _or_exit(lambda: files.read_cluster(quota, nodes, pin_settings, gpu_runtime_classes)).at(now)
     edit = _or_exit(lambda: checked_edit.read_edit(old, quota, cluster, now, has_nodes=nodes is not None))
     workloads = _or_exit(lambda: offline.read_workloads(list(manifests), namespace))
     rows = offline.check_objects(workloads, cluster)

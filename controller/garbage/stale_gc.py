@@ -203,7 +203,7 @@ class StaleAllocationGc:
         namespace, _, name = key.partition("/")
         path = pod_path(namespace, name)
         try:
-            pod = self._pods.decode_charged(self._kube.get(path))
+            pod = self._pods.decode_with_allocations(self._kube.get(path))
         except errors.NotFound:
             return None
         if pod is None:

@@ -64,7 +64,7 @@ class Defect(NamedTuple):
     state: str = WRONG
 
 
-Check = Callable[[Installation], Iterator[Defect | str]]
+Examination = Callable[[Installation], Iterator[Defect | str]]
 """A function that yields the faults that it finds, and a text for the case that it finds none."""
 
 
@@ -294,7 +294,7 @@ def _ledgers(seen: Installation) -> Iterator[Defect | str]:
     yield f"all {len(ledgers)} ledgers are open"
 
 
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, Examination] = {
     "registration": _registration,
     "webhook": _webhook,
     "controller": _controller,

@@ -19,7 +19,7 @@ from tests import strategies
 from tests.builders import Manifest, nodes, review
 from tests.e2e.cluster import Cluster
 from tests.e2e.rest import Answer
-from vcuda.placement.patches import Hints
+from vcuda.placement.patches import PinSettings
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review.answers import mutate
@@ -44,7 +44,7 @@ def dry_run(cluster: Cluster, pod: Manifest, namespace: str) -> Answer:
 
 def pinned(pod: Manifest, namespace: str) -> Manifest | None:
     """Return the pod as /mutate patches it if every model has room. Return None if /mutate does not pin the pod."""
-    policy = PolicySnapshot(Quota({namespace: ROOMY}), nodes(), Hints(scheduler="gpu-scheduler"))
+    policy = PolicySnapshot(Quota({namespace: ROOMY}), nodes(), PinSettings(scheduler="gpu-scheduler"))
     answer = asyncio.run(mutate(Creation(review(pod, namespace), policy, MemoryLedgers())))
     if answer.outcome != "pinned":
         return None

@@ -22,7 +22,7 @@ from tests.strategies import storable_pods
 from vcuda.k8s_types import Pod
 from vcuda.quota.model import Charge
 from vcuda.requests.bypasses import could_reach_gpus
-from vcuda.requests.pod_request import asks_for_vcuda
+from vcuda.requests.pod_request import requests_gpus
 from vcuda.requests.resources import BUILT_IN
 from vcuda.requests.runtime_devices import DEVICE_ANNOTATIONS, GIVING_VARIABLES
 from vcuda.requests.schemes import SCHEMES
@@ -160,7 +160,7 @@ def test_the_webhook_is_called_for_every_annotation_that_sets_an_allocation(cond
 def test_no_label_or_annotation_exempts_a_pod_that_the_webhook_counts_as_a_vcuda_pod(
     condition: Condition, manifest: Json, annotations: Mapping[str, str], labels: Mapping[str, str]
 ) -> None:
-    assert asks_for_vcuda(msgspec.convert(manifest, Pod))
+    assert requests_gpus(msgspec.convert(manifest, Pod))
     assert condition.asks(without_nulls(manifest))
     metadata = {**manifest["metadata"], "annotations": annotations, "labels": labels}
     assert condition.asks(without_nulls({**manifest, "metadata": metadata}))

@@ -35,7 +35,7 @@ from vcuda.discovery.names import model_of, normalise
 from vcuda.errors import QuotaFault
 from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.placement.nodes import Nodes
-from vcuda.placement.patches import Hints, patch_for
+from vcuda.placement.patches import PinSettings, patch_for
 from vcuda.placement.placement import find_candidates, read_pod_pin
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from vcuda.requests.card_models import common_product
@@ -210,12 +210,15 @@ def test_a_pod_is_pinned_to_the_labels_of_the_nodes_of_its_model_and_to_those_it
     manifest: Manifest, values: list[list[str]]
 ) -> None:
     """A second call of /mutate changes nothing, even if a node with another label was created in between."""
-    patch = patch_for(view(manifest), "A100-shared", (), {}, Hints(), nodes=NODES)
+    patch = patch_for(view(manifest), "A100-shared", (), {}, PinSettings(), nodes=NODES)
     found = re.findall(r'"operator":"In","values":(\[[^]]*\])', msgspec.json.encode(patch).decode())
     assert [json.loads(each) for each in found] == values
     pinned = jsonpatch.apply_patch(manifest, msgspec.json.encode(patch))
     labels = {"one": {MODEL: SHARED}, "two": {MODEL: "NVIDIA-A100-Y-SHARED"}}
-    assert patch_for(view(pinned), "A100-shared", (), {}, Hints(), nodes=Nodes.of(labels, LABELS, named=MODELS)) == []
+    assert (
+        patch_for(view(pinned), "A100-shared", (), {}, PinSettings(), nodes=Nodes.of(labels, LABELS, named=MODELS))
+        == []
+    )
     if manifest["spec"].get("nodeSelector") != {MODEL: "M40"}:
         assert read_pod_pin(view(pinned), LABELS, MODELS).model == "A100-shared"
 
@@ -236,10 +239,12 @@ def test_a_node_selector_with_the_name_of_a_model_stands_for_all_labels_of_its_n
     """Kueue writes the label of a ResourceFlavor into the node selector. A node selector allows only one value."""
     manifest = selecting(nodeSelector=selector)
     model = MODELS.model_of(selector[MODEL])
-    pinned = jsonpatch.apply_patch(manifest, patch_for(view(manifest), model, (), {}, Hints(), nodes=LABELLED_BEFORE))
+    pinned = jsonpatch.apply_patch(
+        manifest, patch_for(view(manifest), model, (), {}, PinSettings(), nodes=LABELLED_BEFORE)
+    )
     assert pinned["spec"]["nodeSelector"] == left
     assert pinned["spec"]["affinity"] == held_to_any(*values)
-    assert patch_for(view(pinned), model, (), {}, Hints(), nodes=LABELLED_BEFORE) == []
+    assert patch_for(view(pinned), model, (), {}, PinSettings(), nodes=LABELLED_BEFORE) == []
     assert read_pod_pin(view(pinned), LABELS, MODELS).model == model
 
 

@@ -26,7 +26,7 @@ from vcuda.errors import (
     VcudaError,
 )
 from vcuda.placement.nodes import Nodes
-from vcuda.placement.patches import Hints
+from vcuda.placement.patches import PinSettings
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota, Usage
 from vcuda.quota.rejections import NOT_MUTATED
 from vcuda.quota.terms import MODELS_ANNOTATION
@@ -328,9 +328,9 @@ def test_a_long_text_of_a_pod_is_cut_in_every_message_and_log_line(hostile: str,
     """Values are cut after 100 characters. The name of a pod, a key or a resource may be longer: it locates a fault."""
     manifest, log = HOSTILE[hostile], CapturingLogger()
     policy = policy_for(msgspec.structs.replace(QUOTA, mode=mode))
-    hints = Hints(scheduler="gpu-scheduler")
+    pin_settings = PinSettings(scheduler="gpu-scheduler")
     asked = body(manifest, name=manifest["metadata"].get("name", ""))
-    sent = answer(service(msgspec.structs.replace(policy, hints=hints), log=log), path, asked)
+    sent = answer(service(msgspec.structs.replace(policy, pin_settings=pin_settings), log=log), path, asked)
     response = json.loads(sent)["response"]
     [call] = log.calls
     status = response.get("status", {})

@@ -11,7 +11,7 @@ from tests.tables import cases
 from vcuda.claims.names import API_VERSION
 from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.errors import BadInput, QuotaFault
-from vcuda.placement.patches import Hints
+from vcuda.placement.patches import PinSettings
 from vcuda.quota.model import Charge, Limit
 from vcuda.requests.resources import BUILT_IN
 from webhook.check.check import read_workloads
@@ -27,7 +27,7 @@ def cluster(path: Path, *stored: Manifest) -> OfflineCluster:
     quota = path.with_name("quota.yaml")
     quota.write_text("{team-a: {quota: {M40: 8, A100: 8}}, team-b: {quota: {M40: 8}}}")
     path.write_text(yaml.safe_dump(published(*stored)))
-    return read_cluster(quota, path, Hints())
+    return read_cluster(quota, path, PinSettings())
 
 
 def held_claim(model: str, **metadata: object) -> Manifest:

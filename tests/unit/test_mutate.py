@@ -12,7 +12,7 @@ from tests.both_calls import DEADLINE, creation
 from tests.builders import MODEL, Manifest, policy_for, required, requirement, vcuda_pod
 from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse
-from vcuda.placement.patches import Hints
+from vcuda.placement.patches import PinSettings
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
 from webhook.ledger.charging import ChargeRequest, RetryLater
 from webhook.ledger.ledgers import MemoryLedgers
@@ -137,7 +137,7 @@ def test_over_a_quota_that_does_not_enforce_a_pod_is_pinned_to_the_first_model(m
 def test_a_pod_without_a_model_is_still_cleaned_and_gets_the_scheduler(mode: Mode) -> None:
     """The pod uses a card even without a model, and only the GPU scheduler keeps track of the cards."""
     manifest = vcuda_pod(nodeSelector={MODEL: "A100"}, nodeName="n1", annotations=FORGED)
-    given = replace(policy_for(replace(QUOTA, mode=mode)), hints=Hints(scheduler="gpu-scheduler"))
+    given = replace(policy_for(replace(QUOTA, mode=mode)), pin_settings=PinSettings(scheduler="gpu-scheduler"))
     answer = asyncio.run(mutate(creation(manifest, given, Ledgers({}))))
     assert (answer.outcome, answer.allowed) == ("unpinned", True)
     on_its_node = {"matchFields": [requirement("metadata.name", "In", "n1")]}

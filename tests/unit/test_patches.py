@@ -19,7 +19,7 @@ from tests.strategies import MODELS, NODE_NAMES, POOLS
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.nodes import CardTypes, Nodes
-from vcuda.placement.patches import Hints, patch_for, type_annotations, unpinned_patch
+from vcuda.placement.patches import PinSettings, patch_for, type_annotations, unpinned_patch
 from vcuda.quota.model import Mode, NamespaceQuota, Quota
 from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.requests.pod_request import read_request
@@ -40,21 +40,21 @@ Each case has the manifest of a pod (``.pod.yaml``) and the expected patch (``.p
 def test_the_patch_is_the_expected_one(case: str) -> None:
     """Each pod is pinned to M40 in pools public and lab. In cases scheduler-…, a webhook flag sets the scheduler."""
     pod = view(yaml.safe_load((CASES / f"{case}.pod.yaml").read_text()))
-    hints = Hints(scheduler=SCHEDULER if case.startswith("scheduler-") else None)
+    pin_settings = PinSettings(scheduler=SCHEDULER if case.startswith("scheduler-") else None)
     types = type_annotations(pod, read_request(pod).schemes, "M40", CardTypes(), has_share=False)
-    patch = patch_for(pod, "M40", ("public", "lab"), types, hints)
+    patch = patch_for(pod, "M40", ("public", "lab"), types, pin_settings)
     assert patch == json.loads((CASES / f"{case}.patch.json").read_text())
 
 
 def test_the_node_labels_can_be_set() -> None:
-    [operation, _] = patch_for(view(vcuda_pod()), "M40", ("lab",), {}, Hints(NodeLabels("card", "room")))
+    [operation, _] = patch_for(view(vcuda_pod()), "M40", ("lab",), {}, PinSettings(NodeLabels("card", "room")))
     [only] = operation["value"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert [line["key"] for line in only["matchExpressions"]] == ["card", "room"]
 
 
 def test_a_pod_that_gets_no_model_is_still_cleaned() -> None:
     pod = vcuda_pod(annotations={"note": "", "hami.io/bind-phase": ""}, labels={"nvidia.com/assigned-phase": ""})
-    assert unpinned_patch(view(pod), Hints()) == [
+    assert unpinned_patch(view(pod), PinSettings()) == [
         {"op": "remove", "path": "/metadata/annotations/hami.io~1bind-phase"},
         {"op": "remove", "path": "/metadata/labels/nvidia.com~1assigned-phase"},
     ]
@@ -70,7 +70,7 @@ class Admitted(msgspec.Struct, frozen=True):
     webhook: Webhook
 
 
-HINTS = st.builds(Hints, st.just(LABELS), st.sampled_from([None, SCHEDULER, "default-scheduler"]))
+PIN_SETTINGS = st.builds(PinSettings, st.just(LABELS), st.sampled_from([None, SCHEDULER, "default-scheduler"]))
 
 
 @st.composite
@@ -78,7 +78,7 @@ def admitted(draw: st.DrawFn) -> Admitted:
     """Draw a pod, a quota and a cluster for which the webhook chooses a model. The cluster may have no nodes."""
     pod, quota = draw(strategies.pods()), draw(strategies.quotas())
     quota = msgspec.structs.replace(quota, mode=draw(st.sampled_from([Mode.ENFORCE, Mode.WARN])))
-    webhook = Webhook(PolicySnapshot(Quota({"team-a": quota}), draw(strategies.clusters()), draw(HINTS)))
+    webhook = Webhook(PolicySnapshot(Quota({"team-a": quota}), draw(strategies.clusters()), draw(PIN_SETTINGS)))
     answer = webhook.mutate(pod)
     assume(answer.outcome == "pinned")
     return Admitted(pod, patched(pod, answer.patch), answer, quota, webhook)
@@ -112,7 +112,7 @@ def test_a_second_call_patches_nothing(case: Admitted) -> None:
 @for_every_admitted_pod
 def test_a_patched_pod_is_then_accepted_and_charged(case: Admitted) -> None:
     verdict = case.webhook.validate(case.patched)
-    places, named = case.webhook.policy.hints.scheduler, case.patched["spec"].get("schedulerName", "")
+    places, named = case.webhook.policy.pin_settings.scheduler, case.patched["spec"].get("schedulerName", "")
     if places and not counts_cards(case) and named not in ("", places) and case.quota.mode is Mode.ENFORCE:
         assert f"spec.schedulerName must be {places}" in verdict.message
         return
@@ -199,7 +199,7 @@ def test_the_scheduler_is_that_of_the_flag_unless_the_user_named_one(case: Admit
 
 def check_scheduler(case: Admitted, *, keeps: bool = False) -> None:
     assert not case.patched["spec"].get("nodeName"), "the scheduler ignores a pod that has a nodeName"
-    asked, hint = case.sent["spec"].get("schedulerName", ""), case.webhook.policy.hints.scheduler
+    asked, hint = case.sent["spec"].get("schedulerName", ""), case.webhook.policy.pin_settings.scheduler
     expected = hint if hint and not keeps and asked in ("", "default-scheduler") else asked
     assert case.patched["spec"].get("schedulerName", "") == expected
 
@@ -208,7 +208,7 @@ def check_scheduler(case: Admitted, *, keeps: bool = False) -> None:
 def let_pass(draw: st.DrawFn) -> Admitted:
     """Draw a pod for which no model is possible. The quota does not enforce, so it admits the pod."""
     pod, mode = draw(strategies.pods()), draw(st.sampled_from([Mode.WARN, Mode.AUDIT]))
-    webhook = Webhook(PolicySnapshot(Quota({"team-a": NamespaceQuota({}, mode=mode)}), Nodes(), draw(HINTS)))
+    webhook = Webhook(PolicySnapshot(Quota({"team-a": NamespaceQuota({}, mode=mode)}), Nodes(), draw(PIN_SETTINGS)))
     answer = webhook.mutate(pod)
     assume(answer.outcome == "unpinned")
     return Admitted(pod, patched(pod, answer.patch), answer, NamespaceQuota({}), webhook)

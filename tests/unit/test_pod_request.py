@@ -7,7 +7,7 @@ import pytest
 from tests.builders import Manifest, container, pod, sidecar, vcuda_pod, view
 from tests.tables import cases
 from vcuda.quota.model import Charge
-from vcuda.requests.pod_request import MAX_UNITS, asks_for_vcuda, read_request
+from vcuda.requests.pod_request import MAX_UNITS, read_request, requests_gpus
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme
 
 CORES, MEMORY = GPU_MANAGER.cores, GPU_MANAGER.memory
@@ -144,9 +144,9 @@ EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name
 def test_every_resource_of_a_scheme_is_found_in_any_field(scheme: Scheme) -> None:
     for resource in scheme.resources:
         asking = container({"cpu": 1, resource: 1})
-        assert asks_for_vcuda(view(pod(container(), asking)))
-        assert asks_for_vcuda(view(pod(container(), init=[asking])))
-        assert asks_for_vcuda(view(pod(container(resources={"requests": {resource: 1}}))))
+        assert requests_gpus(view(pod(container(), asking)))
+        assert requests_gpus(view(pod(container(), init=[asking])))
+        assert requests_gpus(view(pod(container(resources={"requests": {resource: 1}}))))
         assert read_request(view(pod(asking))).schemes == (scheme,)
 
 
@@ -163,7 +163,7 @@ def test_every_resource_of_a_scheme_is_found_in_any_field(scheme: Scheme) -> Non
     a_resources_name_as_an_annotation=pod(container(), annotations={CORES: "100"}),
 )
 def test_a_pod_without_a_vcuda_request_is_charged_nothing(manifest: Manifest) -> None:
-    assert not asks_for_vcuda(view(manifest))
+    assert not requests_gpus(view(manifest))
     request = read_request(view(manifest))
     assert (request.charge, request.schemes, request.faults) == (Charge(), (), ())
 
@@ -173,7 +173,7 @@ def test_a_pod_without_a_vcuda_request_is_charged_nothing(manifest: Manifest) ->
 def test_zero_of_everything_is_no_request(scheme: Scheme, zero: str | int) -> None:
     """Helm charts write ``nvidia.com/gpu: 0`` for pods without a GPU."""
     manifest = vcuda_pod(dict.fromkeys(scheme.resources, zero))
-    assert not asks_for_vcuda(view(manifest))
+    assert not requests_gpus(view(manifest))
     request = read_request(view(manifest))
     assert (request.charge, request.schemes, request.faults) == (Charge(), (), ())
 
@@ -184,7 +184,7 @@ def test_anything_but_zero_is_a_request(scheme: Scheme, amount: str | int) -> No
     """A pod with an amount that cannot be parsed must not be admitted without a charge."""
     for resource in scheme.resources:
         zeros = dict.fromkeys(scheme.resources, "0")
-        assert asks_for_vcuda(view(vcuda_pod({**zeros, resource: amount})))
+        assert requests_gpus(view(vcuda_pod({**zeros, resource: amount})))
 
 
 def test_zero_by_another_scheme_is_no_second_scheme() -> None:

@@ -20,7 +20,7 @@ from tests.builders import Manifest, container, held_to, pod, policy_for, vcuda_
 from tests.tables import cases
 from vcuda.allocations.stored_pods import read_allocation
 from vcuda.errors import QuotaFault
-from vcuda.placement.patches import Hints
+from vcuda.placement.patches import PinSettings
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from vcuda.requests.config import parse_config
 from vcuda.requests.pod_request import read_request
@@ -37,7 +37,9 @@ def known(schemes: str, **data: str) -> GpuResources:
 
 def webhook(schemes: str, scheduler: str | None = None, **data: str) -> Webhook:
     policy = policy_for(QUOTA)
-    return Webhook(msgspec.structs.replace(policy, resources=known(schemes, **data), hints=Hints(scheduler=scheduler)))
+    return Webhook(
+        msgspec.structs.replace(policy, resources=known(schemes, **data), pin_settings=PinSettings(scheduler=scheduler))
+    )
 
 
 @pytest.mark.parametrize("order", ["theirs first", "ours first", "ours alone"])

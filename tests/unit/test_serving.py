@@ -10,7 +10,7 @@ from tests.both_calls import Webhook, patched
 from tests.builders import LABELS, MODEL, Manifest, held_to, policy_for, required, requirement, term, vcuda_pod, view
 from tests.tables import cases
 from vcuda.placement.nodes import Nodes
-from vcuda.placement.patches import Hints
+from vcuda.placement.patches import PinSettings
 from vcuda.placement.placement import HOSTNAME, MAX_AVOIDED, MAX_AVOIDED_LENGTH, reaches
 from vcuda.placement.registers import Card, Registers
 from vcuda.quota.model import Limit, Mode, NamespaceQuota
@@ -51,7 +51,7 @@ def webhook(
 ) -> Webhook:
     limits = {model: QUOTA.limits[model] for model in models or QUOTA.limits}
     policy = policy_for(NamespaceQuota(limits, mode=mode), nodes)
-    return Webhook(replace(policy, resources=resources, hints=Hints(LABELS, scheduler)))
+    return Webhook(replace(policy, resources=resources, pin_settings=PinSettings(LABELS, scheduler)))
 
 
 WHOLE = {"nvidia.com/gpu": 1}

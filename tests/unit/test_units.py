@@ -19,7 +19,7 @@ from vcuda.ledger.recount import ObservedPods, recount
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge
 from vcuda.requests.config import parse_config
-from vcuda.requests.pod_request import asks_for_vcuda, read_request
+from vcuda.requests.pod_request import read_request, requests_gpus
 from vcuda.requests.resources import VENDORS, GpuResources
 
 CLASS = "deviceclass.resource.kubernetes.io/"
@@ -61,7 +61,7 @@ def known(units: str = OWN, **data: str) -> GpuResources:
 )
 def test_a_unit_is_charged_its_count_times_its_value(limits: dict[str, object], charge: Charge) -> None:
     manifest = vcuda_pod(limits)
-    assert asks_for_vcuda(view(manifest), known())
+    assert requests_gpus(view(manifest), known())
     request = read_request(view(manifest), known())
     assert (request.charge, request.faults, request.by_units) == (charge, (), True)
 
@@ -69,7 +69,7 @@ def test_a_unit_is_charged_its_count_times_its_value(limits: dict[str, object], 
 @pytest.mark.parametrize("name", ["nvidia.com/hostdev", "amd.com/nic", f"{CLASS}rdma.example.com", "cpu", "acme.com/x"])
 def test_a_unit_without_a_value_is_no_request(name: str) -> None:
     manifest = vcuda_pod({name: 5})
-    assert not asks_for_vcuda(view(manifest), known())
+    assert not requests_gpus(view(manifest), known())
     assert read_request(view(manifest), known()).charge == Charge()
 
 

@@ -17,7 +17,7 @@ from tests.replicas import Clock
 from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse
 from vcuda.errors import Forbidden, Unavailable, VcudaError, cut
-from vcuda.placement.patches import Hints
+from vcuda.placement.patches import PinSettings
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
 from vcuda.quota.rejections import NOT_MUTATED
 from vcuda.quota.shortage import Shortage
@@ -210,7 +210,7 @@ def test_a_pod_without_a_trace_of_mutate_is_retried_for_30_s_and_then_rejected(
     clock: Clock, fields: Manifest, quota: NamespaceQuota, *, waits: bool
 ) -> None:
     skipped, ledgers = SkippedMutate(clock.monotonic), MemoryLedgers()
-    policy = replace(builders.policy_for(quota), hints=Hints(scheduler="gpu-scheduler"))
+    policy = replace(builders.policy_for(quota), pin_settings=PinSettings(scheduler="gpu-scheduler"))
 
     def answered() -> AdmissionResponse:
         manifest = pod_of_cores(100, **{"schedulerName": "gpu-scheduler", **fields})
@@ -361,8 +361,8 @@ def test_a_pod_that_mutate_would_still_change_is_rejected_or_gets_a_warning(
     fields: Manifest, what: str, mode: Mode
 ) -> None:
     """/mutate has failurePolicy Ignore. So a tenant who makes /mutate time out could create such a pod."""
-    hints = Hints(scheduler="gpu-scheduler")
-    policy = replace(builders.policy_for(replace(QUOTA, mode=mode)), hints=hints)
+    pin_settings = PinSettings(scheduler="gpu-scheduler")
+    policy = replace(builders.policy_for(replace(QUOTA, mode=mode)), pin_settings=pin_settings)
     ledgers, manifest = MemoryLedgers(), pod_of_cores(100, **{"schedulerName": "gpu-scheduler", **fields})
     answer = asyncio.run(validate(creation(manifest, policy, ledgers)))
     told = answer.message if mode is Mode.ENFORCE else "".join(answer.warnings)

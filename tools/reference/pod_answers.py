@@ -11,7 +11,7 @@ import msgspec
 from tools.reference.examples import LABELS, MODEL, POOL, container, pod, policy_for, requires, review
 from vcuda.admission_review import AdmissionResponse, ReviewDeadline
 from vcuda.placement.nodes import Nodes
-from vcuda.placement.patches import Hints
+from vcuda.placement.patches import PinSettings
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Limit, NamespaceQuota
 from vcuda.quota.terms import STORABLE_SECONDS
@@ -27,7 +27,7 @@ DATED = parse_quota(
 ).namespaces["team-a"]
 SMALL = NamespaceQuota({"M40": Limit(100, 8192)})
 CARD, BIG = {"tencent.com/vcuda-core": 100}, {"tencent.com/vcuda-core": 200}
-NO_HINTS = Hints()
+NO_SETTINGS = PinSettings()
 NODES = Nodes.of(
     {
         "one": {MODEL: "M40", POOL: "public"},
@@ -42,7 +42,7 @@ def charge(
     limits: Mapping[str, Any],
     quota: NamespaceQuota,
     ledgers: Ledgers | None = None,
-    hints: Hints = NO_HINTS,
+    pin_settings: PinSettings = NO_SETTINGS,
     nodes: Nodes = NODES,
     *,
     skipped: SkippedMutate | None = None,
@@ -51,7 +51,7 @@ def charge(
     """Return the answer of the webhook's path /validate for a pod. By default, its affinity requires the model M40."""
     manifest = pod(container(limits), **{"metadata": {"uid": "one"}, "affinity": requires("M40"), **fields})
     policy = policy_for(quota, nodes)
-    policy = msgspec.structs.replace(policy, hints=hints, storable_seconds=STORABLE_SECONDS)
+    policy = msgspec.structs.replace(policy, pin_settings=pin_settings, storable_seconds=STORABLE_SECONDS)
     deadline = ReviewDeadline.after(1)
     ours = ledgers or MemoryLedgers()
     return asyncio.run(validate(Creation(review(manifest), policy, ours, deadline=deadline, skipped=skipped)))
@@ -73,11 +73,11 @@ def mutated(
     quota: NamespaceQuota,
     nodes: Nodes = NODES,
     *,
-    hints: Hints = NO_HINTS,
+    pin_settings: PinSettings = NO_SETTINGS,
     **fields: Any,
 ) -> AdmissionResponse:
     """Return the answer of the webhook's path /mutate for an example pod."""
-    policy = msgspec.structs.replace(policy_for(quota, nodes), hints=hints)
+    policy = msgspec.structs.replace(policy_for(quota, nodes), pin_settings=pin_settings)
     return asyncio.run(
         mutate(
             Creation(

@@ -11,7 +11,7 @@ from tools.reference.pod_answers import CARD, DATED, SMALL, TEAM, Answering, cha
 from tools.reference.told import Told
 from vcuda.errors import Unavailable
 from vcuda.placement.nodes import Nodes
-from vcuda.placement.patches import Hints
+from vcuda.placement.patches import PinSettings
 from vcuda.placement.placement import HOSTNAME, MAX_CHOICE
 from vcuda.placement.registers import Card
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
@@ -31,7 +31,7 @@ WITH_HAMI = {"one": {"hami": (Card("GPU-0", "NVIDIA A100"),)}}
 PLAIN = Nodes.of({"one": {MODEL: "A100"}, "two": {MODEL: "M40"}}, LABELS, WITH_HAMI)
 HALF = Nodes.of({"one": {MODEL: "M40", HOSTNAME: "one"}, "two": {MODEL: "M40"}}, LABELS, WITH_HAMI)
 ONLY_HAMI = Nodes.of({"one": {MODEL: "M40"}}, LABELS, WITH_HAMI)
-TO_HAMI = Hints(of_schemes={"hami": "hami-scheduler"})
+TO_HAMI = PinSettings(of_schemes={"hami": "hami-scheduler"})
 ELSEWHERE = Nodes.of({"one": {MODEL: "A100"}}, LABELS)
 SIZED = Nodes.of({}, LABELS, named=CardModels({"M40": ProductRow(memory=40960)}))
 TWO_TYPES = (Card("GPU-0", "Tesla M40 24GB", mig=True), Card("GPU-1", "Tesla P40"))
@@ -181,7 +181,9 @@ def rejected() -> list[Told]:
             "Do as for a pod that is not pinned to a model. This pod is not restricted to the pool of its namespace.",
         ),
         Told(
-            charge(CARD, SMALL, hints=Hints(scheduler="gpu-scheduler"), nodeName="one", annotations=FORGED).message,
+            charge(
+                CARD, SMALL, pin_settings=PinSettings(scheduler="gpu-scheduler"), nodeName="one", annotations=FORGED
+            ).message,
             "Do as for a pod that is not pinned to a model. If your manifest has allocation"
             " annotations, remove them, because only schedulers and device plugins may write them. To"
             " choose a node, require its name by node affinity.",
@@ -202,7 +204,7 @@ def rejected() -> list[Told]:
             "No node of the model runs the vendor's device plugin. Request whole cards, or another model.",
         ),
         Told(
-            mutated({"nvidia.com/gpu": 1}, SMALL, ONLY_HAMI, hints=TO_HAMI, schedulerName="volcano").message,
+            mutated({"nvidia.com/gpu": 1}, SMALL, ONLY_HAMI, pin_settings=TO_HAMI, schedulerName="volcano").message,
             "Leave `schedulerName` out, so that HAMi's scheduler places the pod, or request a model that has nodes"
             " without HAMi.",
         ),
@@ -227,7 +229,7 @@ def rejected() -> list[Told]:
             " HAMi, where only HAMi's scheduler may place pods.",
         ),
         Told(
-            charge(CARD, SMALL, hints=Hints(scheduler="gpu-scheduler"), schedulerName="volcano").message,
+            charge(CARD, SMALL, pin_settings=PinSettings(scheduler="gpu-scheduler"), schedulerName="volcano").message,
             "Remove `schedulerName`. Another scheduler than the one in `--scheduler-name` could allocate cards"
             " that other"
             " pods already use.",

@@ -11,7 +11,7 @@ from vcuda.k8s_types import DEFAULT_GRACE_SECONDS, MIRROR_ANNOTATION, Pod
 from vcuda.placement import affinity, placement
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge
-from vcuda.requests.pod_request import ModelCharges, PodRequest, asks_for_vcuda, read_request
+from vcuda.requests.pod_request import ModelCharges, PodRequest, read_request, requests_gpus
 from vcuda.requests.resources import BUILT_IN, MAX_PRODUCT, GpuResources
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, SCHEMES, Scheme, is_listed_key
 
@@ -247,7 +247,7 @@ def read_stored(
     whole_keys: bool = False,
 ) -> StoredPod | None:
     """Return a stored pod; None if it requests no GPU. ``known`` and ``labels`` must be those of ``cache``."""
-    if not asks_for_vcuda(pod, known):
+    if not requests_gpus(pod, known):
         return None
     # The charge and the GPU model come only from the pod's spec, which users cannot change. Up to Kubernetes 1.30, the
     # required node affinity may have a value that is too long for a label. It matches no node, so it is not used.

@@ -21,8 +21,8 @@ MAX_TYPES = 32
 """Maximum number of card types in an annotation of a pod. Most models have one or two types."""
 
 
-class Hints(msgspec.Struct, frozen=True):
-    """Settings for the JSON Patch of a pod. ``scheduler`` and ``avoided`` may depend on the pod."""
+class PinSettings(msgspec.Struct, frozen=True):
+    """The settings with which pods are pinned. ``scheduler`` and ``avoided`` may depend on the pod."""
 
     labels: NodeLabels = NodeLabels()
     scheduler: str | None = None
@@ -33,7 +33,7 @@ class Hints(msgspec.Struct, frozen=True):
     avoided: tuple[str, ...] = ()
     """The hostnames of the nodes to exclude, because the scheduler that the pod names cannot assign their cards."""
 
-    def of(self, schemes: Collection[Scheme]) -> "Hints":
+    def of(self, schemes: Collection[Scheme]) -> "PinSettings":
         """Return settings for a pod that requests resources of ``schemes``. A scheme's own scheduler is preferred."""
         own = (scheme.scheduler or self.of_schemes.get(scheme.name) for scheme in schemes)
         return msgspec.structs.replace(self, scheduler=next(filter(None, own), self.scheduler if schemes else None))
@@ -75,37 +75,43 @@ def patch_for(
     model: str,
     pools: tuple[str, ...],
     types: Mapping[str, str],
-    hints: Hints,
+    pin_settings: PinSettings,
     *,
     nodes: Nodes = NO_NODES,
     check: Check = no_check,
 ) -> list[Operation]:
     """Return the JSON Patch operations that limit a pod to ``model`` and ``pools``, and set the annotations ``types``,
     which choose card types. If ``pools`` is empty, every pool is allowed."""
-    key, values = hints.labels.model, dict.fromkeys(nodes.label_values(model))
+    key, values = pin_settings.labels.model, dict.fromkeys(nodes.label_values(model))
     selected = (pod.spec.node_selector or {}).get(key)
     if selected is not None and nodes.named.model_of(selected) == model:
         values[selected] = None
     # A nodeSelector allows one value of a label, but the nodes of a model may have several. The affinity lists all.
     widened = selected is not None and nodes.stands_for_model(key, selected)
     remove = [{"op": "remove", "path": f"/spec/nodeSelector/{escape(key)}"}] if widened else []
-    required = [_NewRequirement(hints.labels.model, values, lambda value: nodes.named.model_of(value) == model)]
+    required = [_NewRequirement(pin_settings.labels.model, values, lambda value: nodes.named.model_of(value) == model)]
     if pools:
-        required.append(_NewRequirement(hints.labels.pool, pools))
-    if hints.avoided:
-        required.append(_NewRequirement(HOSTNAME, hints.avoided, operator="NotIn"))
-    return [*remove, *_schedule(pod, required, hints, check), *_annotate(pod, {**types, MODEL_ANNOTATION: model})]
+        required.append(_NewRequirement(pin_settings.labels.pool, pools))
+    if pin_settings.avoided:
+        required.append(_NewRequirement(HOSTNAME, pin_settings.avoided, operator="NotIn"))
+    return [
+        *remove,
+        *_schedule(pod, required, pin_settings, check),
+        *_annotate(pod, {**types, MODEL_ANNOTATION: model}),
+    ]
 
 
-def unpinned_patch(pod: Pod, hints: Hints, check: Check = no_check) -> list[Operation]:
+def unpinned_patch(pod: Pod, pin_settings: PinSettings, check: Check = no_check) -> list[Operation]:
     """Return the JSON Patch operations for a pod that is not limited to a GPU model: they set its scheduler."""
     # The pod gets the GPU scheduler, because another scheduler could give it a card that another pod uses.
-    return [*_schedule(pod, [], hints, check)]
+    return [*_schedule(pod, [], pin_settings, check)]
 
 
-def pools_patch(pod: Pod, pools: tuple[str, ...], hints: Hints, check: Check = no_check) -> list[Operation]:
+def pools_patch(
+    pod: Pod, pools: tuple[str, ...], pin_settings: PinSettings, check: Check = no_check
+) -> list[Operation]:
     """Return the patch operations that limit a pod with ResourceClaims to ``pools``; none if ``pools`` is empty."""
-    return [*_require(pod.spec, [_NewRequirement(hints.labels.pool, pools)] if pools else [], [], check)]
+    return [*_require(pod.spec, [_NewRequirement(pin_settings.labels.pool, pools)] if pools else [], [], check)]
 
 
 def unrecorded_patch(pod: Pod) -> list[Operation]:
@@ -118,7 +124,9 @@ def unrecorded_patch(pod: Pod) -> list[Operation]:
     ]
 
 
-def _schedule(pod: Pod, required: list[_NewRequirement], hints: Hints, check: Check = no_check) -> Iterator[Operation]:
+def _schedule(
+    pod: Pod, required: list[_NewRequirement], pin_settings: PinSettings, check: Check = no_check
+) -> Iterator[Operation]:
     spec = pod.spec
     # A pod with a nodeName bypasses the scheduler. So the nodeName is replaced by a requirement of the node affinity.
     # Then the scheduler places the pod on the same node.
@@ -127,8 +135,12 @@ def _schedule(pod: Pod, required: list[_NewRequirement], hints: Hints, check: Ch
     if spec.node_name:
         yield {"op": "remove", "path": "/spec/nodeName"}
     # If a person chose no scheduler, Kubernetes has set its default scheduler. Any other scheduler is kept.
-    if hints.scheduler and spec.scheduler_name in ("", DEFAULT_SCHEDULER) and spec.scheduler_name != hints.scheduler:
-        yield _add("/spec/schedulerName", hints.scheduler)
+    if (
+        pin_settings.scheduler
+        and spec.scheduler_name in ("", DEFAULT_SCHEDULER)
+        and spec.scheduler_name != pin_settings.scheduler
+    ):
+        yield _add("/spec/schedulerName", pin_settings.scheduler)
     yield from unrecorded_patch(pod)
 
 

@@ -118,7 +118,7 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
         return charge
 
 
-def asks_for_vcuda(pod: Pod, known: GpuResources = BUILT_IN) -> bool:
+def requests_gpus(pod: Pod, known: GpuResources = BUILT_IN) -> bool:
     """Return whether any container of the pod requests more than 0 of a GPU resource that is charged."""
     # This function runs for every pod of the cluster, and most pods request no GPU. So it must be fast. All names of
     # charged resources contain a slash, and one search for a slash in the joined names is the fastest check.

@@ -167,7 +167,7 @@ def _needs_nodes(pod: Manifest, policy: context.PolicySnapshot) -> bool:
         return False
     selection = NodeSelection.of(msgspec.convert(pod, k8s_types.Pod).spec)
     keys = set(selection.selector).union(*selection.terms)
-    return not keys <= {policy.hints.labels.model, policy.hints.labels.pool}
+    return not keys <= {policy.pin_settings.labels.model, policy.pin_settings.labels.pool}
 
 
 async def _decide_one(

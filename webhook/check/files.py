@@ -65,7 +65,7 @@ class OfflineCluster(msgspec.Struct, frozen=True):
 def read_cluster(
     quota: Path,
     nodes: Path | None,
-    hints: patches.Hints,
+    pin_settings: patches.PinSettings,
     gpu_runtime_classes: tuple[str, ...] = runtime_devices.GPU_RUNTIME_CLASSES,
     scheduler_users: frozenset[str] = context.SCHEDULER_USERS,
 ) -> OfflineCluster:
@@ -76,14 +76,14 @@ def read_cluster(
     """
     read = read_quota(quota)
     known = read.resources
-    no_nodes = Nodes(hints.labels, named=known.models)
-    stored = read_stored_objects(nodes, hints.labels, known) if nodes else StoredObjects(no_nodes)
+    no_nodes = Nodes(pin_settings.labels, named=known.models)
+    stored = read_stored_objects(nodes, pin_settings.labels, known) if nodes else StoredObjects(no_nodes)
     known = known.with_claimed(stored.devices.extended_resources).with_registered(stored.nodes.registered_cards)
     claims = charges.ClaimPolicy.of(stored.devices, stored.nodes.model_of, read.quota, known)
     policy = context.PolicySnapshot(
         read.quota,
         stored.nodes,
-        hints,
+        pin_settings,
         resources=known,
         runtime_classes=runtime_devices.RuntimeClasses(gpu_runtime_classes),
         claims=claims,

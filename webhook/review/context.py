@@ -25,7 +25,7 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     """The GPU quota limits of each namespace at the time of the review."""
     nodes: Nodes
     """The nodes of the cluster, with their GPU models."""
-    hints: patches.Hints = patches.Hints()
+    pin_settings: patches.PinSettings = patches.PinSettings()
     """The node labels that name GPU models and node pools, and the schedulers for pods with GPUs."""
     storable_seconds: float | None = None
     """Seconds after which the charge of an object that was never stored is released; None for never."""
@@ -63,7 +63,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
 
     quota: kube.QuotaInformer
     nodes: kube.NodeInformer
-    hints: patches.Hints
+    pin_settings: patches.PinSettings
     storable_seconds: float
     claims: kube.ClaimPolicies
     dra: kube.ServedWatches
@@ -83,7 +83,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
         return PolicySnapshot(
             self.quota.clock.now(read.quota),
             nodes,
-            self.hints,
+            self.pin_settings,
             self.storable_seconds,
             self.claims.charged(read.resources),
             self.gpu_runtime_classes,

@@ -21,7 +21,7 @@ from vcuda.quota.rejections import not_mutated
 from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.quota.values import listed
 from vcuda.requests.bypasses import could_reach_gpus, find_bypasses
-from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request, resources_of
+from vcuda.requests.pod_request import PodRequest, read_request, requests_gpus, resources_of
 from vcuda.requests.resources import MAX_PRODUCT, PLAIN_CARDS
 from webhook.review import decisions
 from webhook.review.context import PolicySnapshot
@@ -56,9 +56,9 @@ class PodReview(decisions.Review, frozen=True, gc=False, kw_only=True):
     request: PodRequest
     claims: bool
 
-    def hints(self, model: str | None) -> patches.Hints:
+    def pin_settings(self, model: str | None) -> patches.PinSettings:
         """Return the node labels and scheduler for the pod's patch. ``model``: the GPU model of its pin, or None."""
-        general = self.policy.hints.of(self.request.schemes)
+        general = self.policy.pin_settings.of(self.request.schemes)
         if model is None:
             return general
         nodes = self.policy.nodes
@@ -79,7 +79,7 @@ def read(request: AdmissionRequest, policy: PolicySnapshot, check: Check = no_ch
     if misnamed := decisions.misnamed(request.namespace):
         return misnamed
     if quota is None:
-        return AdmissionResponse(Outcome.UNLIMITED if asks_for_vcuda(pod, policy.resources) else Outcome.IGNORED)
+        return AdmissionResponse(Outcome.UNLIMITED if requests_gpus(pod, policy.resources) else Outcome.IGNORED)
     asked = read_request(pod, policy.resources, check)
     check()
     claims = bool(pod.spec.resource_claims and policy.claims)
@@ -153,7 +153,7 @@ async def mutate(create: Creation, review: PodReview) -> Verdict:
         if not review.claims:
             return _not_charged(review, removed)
         # A pod that requests cards only by ResourceClaims is not pinned, because each of its claims is pinned.
-        in_pools = patches.pools_patch(review.pod, review.quota.pools, create.policy.hints, check)
+        in_pools = patches.pools_patch(review.pod, review.quota.pools, create.policy.pin_settings, check)
         return AdmissionResponse(Outcome.CLAIMS, patch=[*in_pools, *removed], warnings=review.warnings())
     note = decisions.check_wish(review, review.pod.annotations)
     if isinstance(note, Rejection):
@@ -165,24 +165,24 @@ async def mutate(create: Creation, review: PodReview) -> Verdict:
         return Rejection(Outcome.NOT_ALLOWED, allowed.candidates.sentence("pod", review.namespace, review.quota))
     # The quota only warns or audits, so this pod runs and may get a card. The patch sets the scheduler that allocates
     # the cards, because another scheduler could give the same card to two pods.
-    patch = patches.unpinned_patch(review.pod, review.hints(None), check)
+    patch = patches.unpinned_patch(review.pod, review.pin_settings(None), check)
     return AdmissionResponse(Outcome.UNPINNED, patch=patch, scheme=review.scheme)
 
 
 def _allowed(review: PodReview, check: Check) -> decisions.Allowed:
     pod, policy, asked = review.pod, review.policy, review.request
     candidates = placement.find_candidates(
-        *(pod, _without_claimed(review), review.quota, policy.nodes, review.hints(None).scheduler),
+        *(pod, _without_claimed(review), review.quota, policy.nodes, review.pin_settings(None).scheduler),
         states=policy.states,
         check=check,
     )
 
     def patch(model: str) -> Sequence[Operation]:
         types = patches.type_annotations(pod, asked.schemes, model, policy.nodes.types, has_share=asked.has_share)
-        pinned = pod, model, review.quota.pools, types, review.hints(model)
+        pinned = pod, model, review.quota.pools, types, review.pin_settings(model)
         return patches.patch_for(*pinned, nodes=policy.nodes, check=check)
 
-    return decisions.Allowed(candidates, asked.charge_on, patch, policy.hints.labels.model)
+    return decisions.Allowed(candidates, asked.charge_on, patch, policy.pin_settings.labels.model)
 
 
 def _without_claimed(review: PodReview) -> PodRequest:
@@ -200,7 +200,7 @@ async def validate(create: Creation, review: PodReview) -> Verdict:
     if not (review.request.asks or review.claims):
         return _recorded(create, review) or _not_charged(review)
     pinned = placement.read_pod_pin(
-        review.pod, create.policy.hints.labels, create.policy.resources.models, create.deadline.check
+        review.pod, create.policy.pin_settings.labels, create.policy.resources.models, create.deadline.check
     )
     create.deadline.check()
     metadata, grace = review.pod.metadata, review.pod.spec.grace_seconds
@@ -209,10 +209,10 @@ async def validate(create: Creation, review: PodReview) -> Verdict:
         return unrecorded or _claiming(create, review, pinned)
     # The pod may lack the patch of /mutate. Another webhook may have undone the patch, or the API server may have
     # skipped /mutate (failurePolicy Ignore). So /validate computes everything again from the pod that will be stored.
-    hints = review.hints(pinned.model)
-    undone = [*_undone(review, pinned, hints)]
+    pin_settings = review.pin_settings(pinned.model)
+    undone = [*_undone(review, pinned, pin_settings)]
     stray = [_lacks(create, review, undone)] if undone else []
-    stray += other_scheduler(review, hints.scheduler)
+    stray += other_scheduler(review, pin_settings.scheduler)
     if stray and review.enforced:
         return _not_mutated(create, review, "; ".join(stray), skipped=bool(undone))
     # A node cannot have a model with a longer name. Such a name must not become a key in the ledger.
@@ -267,15 +267,15 @@ def _claiming(create: Creation, review: PodReview, pin: placement.Pin) -> Simple
     return _recorded(create, review, undone) or AdmissionResponse(Outcome.CLAIMS, warnings=warnings)
 
 
-def _undone(review: PodReview, pin: placement.Pin, hints: patches.Hints) -> Iterator[str]:
+def _undone(review: PodReview, pin: placement.Pin, pin_settings: patches.PinSettings) -> Iterator[str]:
     """Yield a phrase of the error message for each part of a pod that is not as /mutate would patch it."""
     pod, nodes = review.pod, review.policy.nodes
     if not pin.within(review.quota):
         yield _unpinned(review, pin)
-    yield from left_to_mutate(patches.unpinned_patch(pod, hints))
+    yield from left_to_mutate(patches.unpinned_patch(pod, pin_settings))
     if pin.model is None:
         return
-    if hints.avoided and reaches(pod, nodes, HOSTNAME, hints.avoided):
+    if pin_settings.avoided and reaches(pod, nodes, HOSTNAME, pin_settings.avoided):
         yield "the pod's node selection allows nodes that its scheduler must not use"
     asked = review.request
     for what in patches.reachable_others(pod, asked.schemes, pin.model, nodes.types, has_share=asked.has_share):

@@ -61,10 +61,10 @@ class ServeOptions(cli.ClusterOptions, frozen=True, kw_only=True):
     nodes: Path | None
 
     @property
-    def hints(self) -> patches.Hints:
+    def pin_settings(self) -> patches.PinSettings:
         """The node labels that name GPU models and node pools, and the schedulers for pods with GPUs."""
         labels = NodeLabels(self.model_label, self.pool_label)
-        return patches.Hints(labels, self.scheduler_name, self.scheme_schedulers)
+        return patches.PinSettings(labels, self.scheduler_name, self.scheme_schedulers)
 
 
 def cluster_service(
@@ -74,7 +74,7 @@ def cluster_service(
 
     ``end``: prints an error and ends the webhook. It is called if Kubernetes is too old.
     """
-    hints = options.hints
+    pin_settings = options.pin_settings
     check = k8s.VersionCheck(structlog.get_logger().warning, end)
     # Each thread for ledgers and LISTs has a separate connection, so that it never waits for another thread. All
     # other threads share two connections.
@@ -88,14 +88,14 @@ def cluster_service(
     place = k8s.QuotaPlace(*options.quota_configmap, options.quota_key)
     callers_known = options.client_ca is not None
     quota = k8s.QuotaInformer(kube, place, SYSTEM_NAMESPACES | own)
-    nodes = k8s.NodeInformer(kube, hints.labels, resources=quota.resources)
+    nodes = k8s.NodeInformer(kube, pin_settings.labels, resources=quota.resources)
     devices = k8s.DeviceInformer(kube)
     claims, dra = k8s.ClaimPolicies(quota, nodes, devices), k8s.ServedWatches(kube, devices.reflectors())
     runtime_classes = k8s.RuntimeClassInformer(kube)
     policy = context.ClusterPolicy(
         quota,
         nodes,
-        hints,
+        pin_settings,
         options.storable_seconds,
         claims,
         dra,
