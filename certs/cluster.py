@@ -11,7 +11,7 @@ import msgspec
 
 from certs import parsing, registration, state, steps
 from vcuda import errors, k8s_types, tls, x509
-from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube, objects, segment
+from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube, endpoints, objects, segment
 from vcuda.registration import ANNOTATION, UnusableDeclaration
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
@@ -102,7 +102,7 @@ class ClusterStore:
 
     def dial(self) -> tuple[state.DialledEndpoint, ...]:
         refs = self.refs
-        found = dict.fromkeys(self.addresses, True) or objects.service_addresses(
+        found = dict.fromkeys(self.addresses, True) or endpoints.service_addresses(
             self.kube, refs.namespace, refs.service, self.port_name, REQUEST_TIMEOUT_SECONDS
         )
         # The API server calls a webhook by this DNS name of its Service, so the certificate must have the name.

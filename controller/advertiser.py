@@ -8,13 +8,13 @@ import structlog
 
 from vcuda.errors import NotFound, VcudaError
 from vcuda.k8s_types import UNDECODABLE, Decoder
-from vcuda.kube import MERGE_PATCH, Kube, objects, segment
+from vcuda.kube import MERGE_PATCH, Kube, endpoints, segment
 
 CHECK_INTERVAL_SECONDS = 10.0
 """Seconds between two checks of the EndpointSlice, which a former leader may overwrite."""
 
-_OURS = {objects.MANAGED_BY: "vcuda-quota", "app.kubernetes.io/managed-by": "vcuda-quota"}
-_SLICE = Decoder(objects.EndpointSlice)
+_OURS = {endpoints.MANAGED_BY: "vcuda-quota", "app.kubernetes.io/managed-by": "vcuda-quota"}
+_SLICE = Decoder(endpoints.EndpointSlice)
 
 
 class Advertiser:
@@ -32,10 +32,10 @@ class Advertiser:
         self._kube = kube
         self._collection = f"/apis/discovery.k8s.io/v1/namespaces/{segment(namespace)}/endpointslices"
         self._path = f"{self._collection}/{service}"
-        self._labels = {objects.SERVICE_NAME: service, **_OURS}
+        self._labels = {endpoints.SERVICE_NAME: service, **_OURS}
         self._address_type = f"IPv{ipaddress.ip_address(ip).version}"
-        self._endpoints = (objects.Endpoint((ip,), objects.Conditions(ready=True)),)
-        self._ports = (objects.Port(port_name, port),)
+        self._endpoints = (endpoints.Endpoint((ip,), endpoints.Conditions(ready=True)),)
+        self._ports = (endpoints.Port(port_name, port),)
         self._manifest = msgspec.json.encode(
             {
                 "apiVersion": "discovery.k8s.io/v1",
@@ -73,7 +73,7 @@ class Advertiser:
             self._kube.post(self._collection, self._manifest)
         self._log.info("the Service routes to this replica")
 
-    def _is_correct(self, found: objects.EndpointSlice) -> bool:
+    def _is_correct(self, found: endpoints.EndpointSlice) -> bool:
         # Without the labels in `_OURS`, Kubernetes' own controller would change the EndpointSlice. Further labels, for
         # example of users, are allowed.
         labels = (found.metadata.labels or {}).items()

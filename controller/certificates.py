@@ -18,7 +18,8 @@ from prometheus_client.registry import Collector
 
 from vcuda import errors, k8s_types, tls
 from vcuda.k8s_types import Decoder
-from vcuda.kube import Event, InvolvedObject, Kube, objects, post_event, segment
+from vcuda.kube import Event, InvolvedObject, Kube, post_event, segment
+from vcuda.kube.endpoints import service_addresses
 
 LOOK_SECONDS = 5.0  # Seconds between two LISTs of the webhook's endpoints.
 INTERVAL = datetime.timedelta(minutes=5)  # The time between two reads of one endpoint's certificate.
@@ -75,7 +76,7 @@ class CertificateWatch(Collector):
         Write an Event about each of these certificates whose renewal is overdue. The Event refers to the webhook's
         Service. Raises VcudaError if a request to the API server fails.
         """
-        endpoints = objects.service_addresses(self._kube, self._namespace, self._service, PORT_NAME)
+        endpoints = service_addresses(self._kube, self._namespace, self._service, PORT_NAME)
         addresses = [address for address, ready in endpoints.items() if ready]
         known = {address: self._read[address] for address in addresses if address in self._read}
         recent = {address: each for address, each in known.items() if not each[1].fault and now - each[0] < INTERVAL}

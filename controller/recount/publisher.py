@@ -11,7 +11,7 @@ import structlog
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.k8s_types import Decoder
-from vcuda.kube import NOT_TRACKED, Kube, Reflector, objects, segment, upsert
+from vcuda.kube import NOT_TRACKED, Kube, Reflector, events, segment, upsert
 from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.terms import USAGE_KEY, USAGE_LABELS, USAGE_NAME
 
@@ -114,9 +114,9 @@ class Publisher:
         id_ = f"unstored-{k8s_types.time_now()[:13].lower()}"
         if use.unstored_warning and self._warned.get(use.namespace) != id_:
             self._warned[use.namespace] = id_
-            subject = objects.InvolvedObject("v1", "ConfigMap", USAGE_NAME, use.namespace)
-            event = objects.Event(subject, id_, REASON, use.unstored_warning, "vcuda-controller", type="Warning")
-            objects.post_event_or_log(self._kube, event)
+            subject = events.InvolvedObject("v1", "ConfigMap", USAGE_NAME, use.namespace)
+            event = events.Event(subject, id_, REASON, use.unstored_warning, "vcuda-controller", type="Warning")
+            events.post_event_or_log(self._kube, event)
 
     def _delete_report(self, namespace: str) -> None:
         try:

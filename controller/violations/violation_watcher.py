@@ -24,7 +24,7 @@ from vcuda.allocations.stored_claims import charged_by_pods
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.claims.names import API_VERSION
 from vcuda.errors import ApiError, Conflict, HeldByBudget, NotFound, VcudaError
-from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, objects
+from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, events
 from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.model import Mode, NamespaceQuota
 from vcuda.quota.times import shown_time
@@ -122,8 +122,8 @@ class Evictor:
         except HeldByBudget as error:
             log.info("a PodDisruptionBudget forbids the eviction", budget=error.why)
             message = f"this pod is not evicted yet, because a PodDisruptionBudget forbids it ({error.why}): {why}"
-            put_off = objects.Event(subject, f"eviction-put-off-{uid}", PUT_OFF, message, COMPONENT, type="Warning")
-            objects.post_event_or_log(self.kube, put_off)
+            put_off = events.Event(subject, f"eviction-put-off-{uid}", PUT_OFF, message, COMPONENT, type="Warning")
+            events.post_event_or_log(self.kube, put_off)
             return EvictionOutcome.BUDGET
         except (NotFound, Conflict):
             return EvictionOutcome.GONE
@@ -132,8 +132,8 @@ class Evictor:
             return EvictionOutcome.FAILED
         log.info("evicted")
         message = f"this pod was evicted: {why}"
-        evicted = objects.Event(subject, f"evicted-{uid}", EVICTED, message, COMPONENT, type="Warning")
-        objects.post_event_or_log(self.kube, evicted)
+        evicted = events.Event(subject, f"evicted-{uid}", EVICTED, message, COMPONENT, type="Warning")
+        events.post_event_or_log(self.kube, evicted)
         return EvictionOutcome.EVICTED
 
     def _send(self, pod: StoredPod) -> None:
@@ -153,9 +153,9 @@ def kind_of(holder: Holder) -> str:
     return "Pod" if isinstance(holder, StoredPod) else "ResourceClaim"
 
 
-def _involved(holder: Holder) -> objects.InvolvedObject:
+def _involved(holder: Holder) -> events.InvolvedObject:
     version = "v1" if isinstance(holder, StoredPod) else API_VERSION
-    return objects.InvolvedObject(version, kind_of(holder), holder.name, holder.namespace, holder.uid)
+    return events.InvolvedObject(version, kind_of(holder), holder.name, holder.namespace, holder.uid)
 
 
 class ViolationOptions(msgspec.Struct, frozen=True):
@@ -278,7 +278,7 @@ class ViolationWatcher:
         for key in future.keys() - announced:
             message = f"a GPU grant ends at {shown_time(key[1], ends[key[1]])}. {self._fate(future[key])}"
             holder, about = future[key].holder, f"grant-ends-{int(key[1])}-{key[0][:8]}"
-            event = objects.Event(_involved(holder), about, GRANT_ENDS, message, COMPONENT, type="Warning")
+            event = events.Event(_involved(holder), about, GRANT_ENDS, message, COMPONENT, type="Warning")
             self._try_to_post(holder, event)
             announced.add(key)
 
@@ -329,10 +329,10 @@ class ViolationWatcher:
         else:
             log.info(f"reported a {what} beyond its quota", finding=violation.kind.value, why=violation.message)
 
-    def _try_to_post(self, holder: Holder, event: objects.Event) -> bool:
+    def _try_to_post(self, holder: Holder, event: events.Event) -> bool:
         """Write an Event. Return True if the API server accepted it. Raises Unavailable if there was no answer."""
         try:
-            objects.post_event(self._kube, event)
+            events.post_event(self._kube, event)
         except ApiError as error:
             # Do not retry an Event that the API server rejected, because the API server would reject the retry, too.
             self._log.warning("event rejected", namespace=holder.namespace, uid=holder.uid, error=str(error))
@@ -354,14 +354,14 @@ class ViolationWatcher:
         return True
 
 
-def event_of(violation: Violation) -> objects.Event:
+def event_of(violation: Violation) -> events.Event:
     holder, message = violation.holder, violation.message
     # Event names contain a part of the object's uid, so that a new pod with the same name gets its own Event.
     subject, uid = _involved(holder), holder.uid[:8]
     if violation.kind == ViolationKind.UNPINNED:
         message = NOT_COUNTED_MESSAGE.format(holder.namespace) if isinstance(holder, StoredPod) else message
-        return objects.Event(subject, f"not-counted-{uid}", NOT_COUNTED, message, "vcuda-quota", type="Warning")
+        return events.Event(subject, f"not-counted-{uid}", NOT_COUNTED, message, "vcuda-quota", type="Warning")
     about = f"{violation.kind}-{uid}"
     if violation.kind == ViolationKind.OTHER_MODEL:
-        return objects.Event(subject, about, OTHER_MODEL, message, COMPONENT, type="Warning")
-    return objects.Event(subject, about, BEYOND_QUOTA, message, COMPONENT, type="Warning")
+        return events.Event(subject, about, OTHER_MODEL, message, COMPONENT, type="Warning")
+    return events.Event(subject, about, BEYOND_QUOTA, message, COMPONENT, type="Warning")

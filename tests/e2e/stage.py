@@ -28,7 +28,7 @@ from tests.e2e.quota_config import QuotaConfigMap
 from tests.e2e.rest import Rest
 from tests.e2e.steady import Outcomes, connecting, creating, plain
 from tests.processes import SCRIPTS, WebhookProcess, eventually, serving
-from vcuda.kube.objects import SERVICE_NAME, EndpointSlice, read_addresses
+from vcuda.kube.endpoints import SERVICE_NAME, EndpointSlice, read_addresses
 from vcuda.tls import File, write_files
 
 SERVICE = "vcuda-webhook"

@@ -19,7 +19,7 @@ from tests.e2e.ledgers import await_published
 from tests.e2e.stage import SLICES, own_address
 from tests.processes import SCRIPTS, ControllerProcess, eventually
 from tools.ports import free_ports
-from vcuda.kube.objects import MANAGED_BY, SERVICE_NAME
+from vcuda.kube.endpoints import MANAGED_BY, SERVICE_NAME
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_version]
 

@@ -214,11 +214,8 @@ def test_a_pod_is_pinned_to_the_labels_of_the_nodes_of_its_model_and_to_those_it
     found = re.findall(r'"operator":"In","values":(\[[^]]*\])', msgspec.json.encode(patch).decode())
     assert [json.loads(each) for each in found] == values
     pinned = jsonpatch.apply_patch(manifest, msgspec.json.encode(patch))
-    labels = {"one": {MODEL: SHARED}, "two": {MODEL: "NVIDIA-A100-Y-SHARED"}}
-    assert (
-        patch_for(view(pinned), "A100-shared", (), {}, PinSettings(), nodes=Nodes.of(labels, LABELS, named=MODELS))
-        == []
-    )
+    nodes = Nodes.of({"one": {MODEL: SHARED}, "two": {MODEL: "NVIDIA-A100-Y-SHARED"}}, LABELS, named=MODELS)
+    assert patch_for(view(pinned), "A100-shared", (), {}, PinSettings(), nodes=nodes) == []
     if manifest["spec"].get("nodeSelector") != {MODEL: "M40"}:
         assert read_pod_pin(view(pinned), LABELS, MODELS).model == "A100-shared"
 
@@ -239,9 +236,8 @@ def test_a_node_selector_with_the_name_of_a_model_stands_for_all_labels_of_its_n
     """Kueue writes the label of a ResourceFlavor into the node selector. A node selector allows only one value."""
     manifest = selecting(nodeSelector=selector)
     model = MODELS.model_of(selector[MODEL])
-    pinned = jsonpatch.apply_patch(
-        manifest, patch_for(view(manifest), model, (), {}, PinSettings(), nodes=LABELLED_BEFORE)
-    )
+    patch = patch_for(view(manifest), model, (), {}, PinSettings(), nodes=LABELLED_BEFORE)
+    pinned = jsonpatch.apply_patch(manifest, patch)
     assert pinned["spec"]["nodeSelector"] == left
     assert pinned["spec"]["affinity"] == held_to_any(*values)
     assert patch_for(view(pinned), model, (), {}, PinSettings(), nodes=LABELLED_BEFORE) == []

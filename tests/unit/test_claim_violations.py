@@ -35,11 +35,11 @@ def claim(name: str, age: int = 1, *, terminating: bool = False, given: int = 0,
     created = f"2026-01-01T{23 - age:02}:00:00Z"
     stored = StoredClaim(f"uid-{name}", "team-a", name, pack(ClaimDigest()), (), created, terminating)
     charges = {"M40": CARD, **({"P100": Charge(100 * given)} if given else {})}
-    return stored, ClaimCharge(**{"charges": charges, "held": "M40", **taken})
+    return stored, ClaimCharge(**{"charges": charges, "pinned": "M40", **taken})
 
 
 def uncounted(name: str, **fields: Any) -> PricedClaim:
-    return claim(name, charges={}, held=None, uncounted=True, **fields)
+    return claim(name, charges={}, pinned=None, uncounted=True, **fields)
 
 
 def found(*holders: StoredPod | PricedClaim, quota: NamespaceQuota = TWO) -> list[Violation]:
@@ -58,15 +58,15 @@ BOTH = NamespaceQuota({"M40": Limit(200), "P100": Limit(100)})
     the_newest=([claim("a", 3), claim("b", 2), claim("c")], TWO, [("c", "over-quota")]),
     the_newest_of_pods_and_claims=([claim("a", 3), pod("b", 2, 2), claim("c")], TWO, [("b", "over-quota")]),
     one_that_goes=([claim("a", 3), claim("b", 2), claim("c", terminating=True)], TWO, []),
-    of_a_model_that_is_not_allowed=([claim("a", charges={"A100": CARD}, held="A100")], TWO, [("a", "not-allowed")]),
+    of_a_model_that_is_not_allowed=([claim("a", charges={"A100": CARD}, pinned="A100")], TWO, [("a", "not-allowed")]),
     given_another_models_card=([claim("a", given=1, other=OTHER)], BOTH, [("a", "other-model")]),
     given_one_that_is_not_allowed=([claim("a", given=1, other=OTHER)], TWO, [("a", "not-allowed")]),
     given_too_many_of_another=([claim("a", given=2, other=OTHER)], BOTH, [("a", "over-quota")]),
-    held_to_none_and_given_nothing=([uncounted("a")], TWO, [("a", "unpinned")]),
-    held_to_none_and_goes=([uncounted("a", terminating=True)], TWO, []),
-    held_to_none_and_counted_by_its_devices=([claim("a", held=None)], TWO, []),
+    pinned_to_none_and_given_nothing=([uncounted("a")], TWO, [("a", "unpinned")]),
+    pinned_to_none_and_goes=([uncounted("a", terminating=True)], TWO, []),
+    pinned_to_none_and_counted_by_its_devices=([claim("a", pinned=None)], TWO, []),
     asked_for_in_a_way_that_is_rejected=([claim("a", fault=FAULT)], TWO, [("a", "not-allowed")]),
-    worth_nothing=([claim("a", charges={}, held=None)], TWO, []),
+    worth_nothing=([claim("a", charges={}, pinned=None)], TWO, []),
 )
 def test_claims_that_the_quota_would_not_admit_are_found(
     holders: list[StoredPod | PricedClaim], quota: NamespaceQuota, expected: list[tuple[str, str]]

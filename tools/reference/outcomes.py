@@ -11,7 +11,7 @@ from controller.violations.violations import ViolationKind
 from tools.reference.markdown import code, table
 from tools.reference.others import removal_rules
 from vcuda.admission_review import Outcome
-from vcuda.kube import Counts
+from vcuda.kube import ReflectorCounts
 from vcuda.requests.schemes import SCHEMES
 
 OUTCOMES: Mapping[str, str] = {
@@ -108,7 +108,7 @@ INCIDENTS = {
 
 def incidents() -> set[str]:
     """Return the names of the incidents that the watches of our programs count in a metric."""
-    return {field.name for field in dataclasses.fields(Counts)}
+    return {field.name for field in dataclasses.fields(ReflectorCounts)}
 
 
 def section() -> str:

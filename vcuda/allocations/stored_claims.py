@@ -54,7 +54,7 @@ class ClaimCharge(msgspec.Struct, frozen=True):
 
     charges: Mapping[str, Charge] = {}
     """By GPU model: the charge of the requests in the spec, or of the allocated devices if their charge is larger."""
-    held: str | None = None
+    pinned: str | None = None
     """The GPU model to which selectors in the spec limit the claim; None without such selectors."""
     certain: bool = True
     """True if the requests have no faults and all allocated devices are known. Otherwise charges may be too small."""
@@ -63,7 +63,7 @@ class ClaimCharge(msgspec.Struct, frozen=True):
     uncounted: bool = False
     """True if the claim requests GPUs or has a fault, but is not charged, because its GPU model is unknown."""
     other: OtherCard | None = None
-    """An allocated device whose GPU model is not ``held``; None if there is no such device."""
+    """An allocated device whose GPU model is not ``pinned``; None if there is no such device."""
 
     def raised_by(self, before: "ClaimCharge") -> "ClaimCharge":
         """Return this charge, raised for each GPU model to the charge in ``before`` if that is larger."""
@@ -135,33 +135,33 @@ class ClaimCounter:
         known = self._by_digest.get(claim.digest)
         if known and not claim.allocated:
             return known
-        if known and known.certain and known.held and {*map(self._model_of, claim.allocated)} == {known.held}:
+        if known and known.certain and known.pinned and {*map(self._model_of, claim.allocated)} == {known.pinned}:
             return known
         asked = request.read_claim(unpack(claim.digest), self.policy)
-        held = asked.model(lenient=True) if asked.entries else None
-        taken = {held: asked.charge(held)} if held else {}
+        pinned = asked.model(lenient=True) if asked.entries else None
+        taken = {pinned: asked.charge(pinned)} if pinned else {}
         fault = str(asked.faults[0])[:MAX_STORED_FAULT_LENGTH] if asked.faults else ""
-        uncounted = not held and bool(asked.entries or asked.faults)
-        found = ClaimCharge(taken, held, certain=not asked.faults, fault=fault, uncounted=uncounted)
+        uncounted = not pinned and bool(asked.entries or asked.faults)
+        found = ClaimCharge(taken, pinned, certain=not asked.faults, fault=fault, uncounted=uncounted)
         self._by_digest.put(claim.digest, found)
         return self._with_devices(claim, asked, found) if claim.allocated else found
 
     def _with_devices(self, claim: StoredClaim, asked: charges.ClaimRequest, found: ClaimCharge) -> ClaimCharge:
         """Return ``found``, the charge by the spec, raised for each model to the charge of the devices."""
-        given = self._given(claim, asked, found.held)
-        if not found.held and len(given) == 1:
+        given = self._given(claim, asked, found.pinned)
+        if not found.pinned and len(given) == 1:
             # If the spec is not pinned to a model, and all allocated devices have one model, charge all requests to it.
             given = {model: charge.peak(asked.charge(model)) for model, charge in given.items()}
         return msgspec.structs.replace(
             found.raised_by(ClaimCharge(given)),
             certain=found.certain and all(map(self._offer, claim.allocated)),
-            other=self._other_card(claim, found.held) if found.held else None,
+            other=self._other_card(claim, found.pinned) if found.pinned else None,
         )
 
-    def _given(self, claim: StoredClaim, asked: charges.ClaimRequest, held: str | None) -> Mapping[str, Charge]:
+    def _given(self, claim: StoredClaim, asked: charges.ClaimRequest, pinned: str | None) -> Mapping[str, Charge]:
         # The claim's status can be trusted here, because only the scheduler writes the allocated devices there.
         models = [self._model_of(each) for each in claim.allocated]
-        main = held or min(filter(None, models), default=None)
+        main = pinned or min(filter(None, models), default=None)
         entries = {entry.name: entry for entry in asked.entries}
         given: dict[str, Charge] = {}
         for device, own in zip(claim.allocated, models, strict=True):
@@ -174,16 +174,16 @@ class ClaimCounter:
                 given[model] = given.get(model, Charge()) + worth
         return given
 
-    def _other_card(self, claim: StoredClaim, held: str) -> OtherCard | None:
-        """Return the first allocated device of another GPU model than ``held``, the model of the pin; else None."""
+    def _other_card(self, claim: StoredClaim, pin: str) -> OtherCard | None:
+        """Return the first allocated device of another GPU model than ``pin``, the model of the pin; else None."""
         for device in claim.allocated:
             model, known = self._model_of(device), self._offer(device)
-            if known is None or not known[0].product or model == held:
+            if known is None or not known[0].product or model == pin:
                 continue
             # If a product has no model or several, the device is accepted if the claim's pin allows its product.
-            if model or not self.policy.products.among(self.policy.products.of_model(held).patterns)(known[0].product):
+            if model or not self.policy.products.among(self.policy.products.of_model(pin).patterns)(known[0].product):
                 models = (model,) if model else ()
-                return OtherCard(held, known[1] or device.pool, device.device, known[0].product, models)
+                return OtherCard(pin, known[1] or device.pool, device.device, known[0].product, models)
         return None
 
     def _offer(self, device: objects.AllocatedDevice) -> tuple[DeviceOffer, str] | None:

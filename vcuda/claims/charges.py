@@ -233,16 +233,16 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
     def model(self, *, lenient: bool = False) -> str | None:
         """Return the GPU model to which pins limit the claim, or None. ``lenient``: ignore unknown products."""
-        held = {self._held_to(entry, lenient=lenient) for entry in self.entries}
-        return next(iter(held)) if len(held) == 1 else None
+        pinned = {self._pinned_to(entry, lenient=lenient) for entry in self.entries}
+        return next(iter(pinned)) if len(pinned) == 1 else None
 
-    def _held_to(self, entry: ClaimEntry, *, lenient: bool) -> str | None:
+    def _pinned_to(self, entry: ClaimEntry, *, lenient: bool) -> str | None:
         for pin in entry.pins:
             models = self._models_of_pin[pin]
             if lenient and len(models) > 1:
                 models -= {None}
-            if len(models) == 1 and (held := next(iter(models))):
-                return held
+            if len(models) == 1 and (pinned := next(iter(models))):
+                return pinned
         return None
 
     def is_present(self, model: str) -> bool:
@@ -263,24 +263,24 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return self._exclusions[model]
 
     @functools.cached_property
-    def _held(self) -> tuple[str | None, ...]:
+    def _pinned(self) -> tuple[str | None, ...]:
         """For each entry, the GPU model to which its pins limit it; None if they do not limit it to one model."""
-        return tuple(self._held_to(entry, lenient=False) for entry in self.entries)
+        return tuple(self._pinned_to(entry, lenient=False) for entry in self.entries)
 
     @functools.cached_property
     def _constraints(self) -> Mapping[tuple[str | None, frozenset[str] | None, str], str]:
         """The different pinned models, required products and MIG profiles, each with the path of its first entry."""
         found: dict[tuple[str | None, frozenset[str] | None, str], str] = {}
-        for entry, held in zip(self.entries, self._held, strict=True):
-            found.setdefault((held, entry.products, _Shape.of(entry).profile), entry.path)
+        for entry, pinned in zip(self.entries, self._pinned, strict=True):
+            found.setdefault((pinned, entry.products, _Shape.of(entry).profile), entry.path)
         return found
 
     def _excluded_from(self, model: str) -> str | None:
         if (foreign := self.policy.products.of_model(model).foreign) is not None:
             return f"its products: {ambiguous(model, foreign)}"
-        for (held, products, profile), path in self._constraints.items():
-            if held not in (None, model):
-                return f"a selector of {path}, which pins the request to {held}"
+        for (pinned, products, profile), path in self._constraints.items():
+            if pinned not in (None, model):
+                return f"a selector of {path}, which pins the request to {pinned}"
             if profile and self.policy.resources.worth_of_profile(profile, model) is None:
                 return f"{path}: {unknown_profile(profile, model)}"
             known = self._models_of_products[products]
@@ -293,7 +293,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
     @functools.cached_property
     def _unpinned(self) -> Counter[_Shape]:
         """The shapes of the entries that are not pinned to a model, each with the number of these entries."""
-        return Counter(_Shape.of(entry) for entry, held in zip(self.entries, self._held, strict=True) if held is None)
+        return Counter(_Shape.of(entry) for entry, pin in zip(self.entries, self._pinned, strict=True) if pin is None)
 
     def _pins(self, model: str) -> Mapping[_Shape, ClaimPin]:
         """Return the pin for the entries of each shape if the claim is limited to a GPU model."""
@@ -309,7 +309,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         """Return the JSON Patch that pins each charged request to a GPU model. `excludes` must return None for it."""
         selectors = {shape: {"cel": {"expression": write_pin(pin)}} for shape, pin in self._pins(model).items()}
         operations: list[Operation] = []
-        for entry in (entry for entry, held in zip(self.entries, self._held, strict=True) if held is None):
+        for entry in (entry for entry, pinned in zip(self.entries, self._pinned, strict=True) if pinned is None):
             pointer = "/" + entry.path.replace(".", "/").replace("[", "/").replace("]", "")
             selector = selectors[_Shape.of(entry)]
             if entry.has_selectors:

@@ -13,7 +13,7 @@ import structlog
 from vcuda.allocations.cards import INDEXED
 from vcuda.errors import QuotaFault
 from vcuda.k8s_types import ConfigMap, Decoder, K8sStruct, Node, NodeStatus, ObjectMeta
-from vcuda.kube import client, objects, reflector
+from vcuda.kube import client, events, reflector
 from vcuda.placement import affinity
 from vcuda.placement.device_plugins import NO_FACTS, NodeFacts, outdated_registers, read_facts
 from vcuda.placement.nodes import NodeAvailability, Nodes, NodeStates, read_state
@@ -123,11 +123,11 @@ class QuotaInformer:
             before = self._config
             self._accept(read)
             self._log.info("quota read", namespaces=len(read.quota.namespaces), version=version)
-            message = changes.outline(before.quota, read.quota, objects.MAX_EVENT_MESSAGE_LENGTH) if before else ""
+            message = changes.outline(before.quota, read.quota, events.MAX_EVENT_MESSAGE_LENGTH) if before else ""
             if message:
                 subject, id_ = self._subject(new), f"edited-{version}"
-                event = objects.Event(subject, id_, "QuotaEdited", message, "vcuda-quota")
-                objects.post_event_or_log(self._kube, event)
+                event = events.Event(subject, id_, "QuotaEdited", message, "vcuda-quota")
+                events.post_event_or_log(self._kube, event)
 
     def _accept(self, read: config.QuotaConfig) -> None:
         self._config, self._faulty = read, False
@@ -140,12 +140,12 @@ class QuotaInformer:
         message, subject = f"the quota document is malformed, and {kept}: {fault}", self._subject(config_map)
         # The Event's name contains the version of the ConfigMap, so that all replicas together write only one Event.
         id_ = f"malformed-{subject.resource_version}"
-        event = objects.Event(subject, id_, "MalformedQuota", message, "vcuda-quota", type="Warning")
-        objects.post_event_or_log(self._kube, event)
+        event = events.Event(subject, id_, "MalformedQuota", message, "vcuda-quota", type="Warning")
+        events.post_event_or_log(self._kube, event)
 
-    def _subject(self, config_map: ConfigMap) -> objects.InvolvedObject:
+    def _subject(self, config_map: ConfigMap) -> events.InvolvedObject:
         metadata, place = config_map.metadata, self._place
-        return objects.InvolvedObject(
+        return events.InvolvedObject(
             "v1", "ConfigMap", place.name, place.namespace, metadata.uid, metadata.resource_version
         )
 

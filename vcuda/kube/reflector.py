@@ -94,7 +94,7 @@ class Reflector(Generic[T]):
     wait: Callable[[float], bool] | None = None
 
     def __post_init__(self) -> None:
-        self.counts = store.Counts()
+        self.counts = store.ReflectorCounts()
         self.synced = threading.Event()
         self.listed_version = ""
         self._stopping = threading.Event()

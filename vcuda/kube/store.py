@@ -27,7 +27,7 @@ class StoreEntry(Generic[T]):
 
 
 @dataclass(slots=True)
-class Counts:
+class ReflectorCounts:
     """Counters of a reflector since its start, for metrics."""
 
     lists: int = 0
@@ -139,7 +139,7 @@ class ObjectReader(Generic[T]):
 
     decode: Callable[[bytes], T | None]
     store: Store[T]
-    counts: Counts
+    counts: ReflectorCounts
     _log: structlog.typing.FilteringBoundLogger
     unread: Unread | None = None
     anew: bool = False

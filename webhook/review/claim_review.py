@@ -153,7 +153,7 @@ async def validate(create: Creation, review: ClaimReview) -> Verdict:
         create.deadline.check(review.request.steps * len(review.quota.limits))
         return await _check_template(review, create.ledgers)
     model = review.request.model()
-    stray = [] if model in review.quota.limits else [not_mutated([_not_held(review, model)])]
+    stray = [] if model in review.quota.limits else [not_mutated([_not_pinned(review, model)])]
     if model and (product := review.request.policy.products.of_model(model).foreign):
         stray.append(ambiguous(model, product))
     if stray and review.enforced:
@@ -164,7 +164,7 @@ async def validate(create: Creation, review: ClaimReview) -> Verdict:
     return await decisions.charge(create, review, review.metadata, asked, stray)
 
 
-def _not_held(review: ClaimReview, model: str | None) -> str:
+def _not_pinned(review: ClaimReview, model: str | None) -> str:
     allowed = [f"{each}: {limit}" for each, limit in review.quota.limits.items() if not limit.blocks]
     return (
         f"each request of a claim must select the products of one GPU model of namespace {review.namespace} "

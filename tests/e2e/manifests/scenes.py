@@ -21,7 +21,7 @@ from tests.integration.reviews import card_pod, with_spec
 from tests.integration.tls_echo import echoing
 from tests.processes import ControllerProcess, WebhookProcess
 from tools.control_plane import ControlPlane
-from vcuda.kube.objects import MANAGED_BY, SERVICE_NAME
+from vcuda.kube.endpoints import MANAGED_BY, SERVICE_NAME
 from vcuda.ledger.ledger import read_ledger
 from vcuda.requests.schemes import GPU_MANAGER
 

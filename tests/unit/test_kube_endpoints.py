@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from vcuda.kube.objects import EndpointSlice, read_addresses
+from vcuda.kube.endpoints import EndpointSlice, read_addresses
 
 Json = dict[str, object]
 HTTPS: Json = {"name": "https", "port": 8443}
