@@ -18,9 +18,10 @@ from vcuda.ledger.ledger import Ledger, Rejected
 from vcuda.ledger.recount import ObservedPods, recount
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge
+from vcuda.requests.accelerators import VENDORS
 from vcuda.requests.config import parse_config
 from vcuda.requests.pod_request import read_request, requests_gpus
-from vcuda.requests.resources import VENDORS, GpuResources
+from vcuda.requests.resources import GpuResources
 
 CLASS = "deviceclass.resource.kubernetes.io/"
 OWN = """

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from vcuda.k8s_types import can_be_name
 from vcuda.quota.model import CORES_PER_CARD, Allowance, Charge
+from vcuda.requests.accelerators import ACCELERATOR
 from vcuda.requests.folding import VENDOR, fold, spellings
 from vcuda.requests.mig import PROFILE, MigCharges, MigModel, read_profile
 from vcuda.requests.schemes import SCHEMES, Scheme
@@ -69,43 +70,6 @@ NOT_FIXED: Mapping[str, str] = dict.fromkeys(
     "the charge depends on the MIG profile. Request nvidia.com/mig-<profile>, or use a ResourceClaim",
 )
 """The DeviceClasses without a fixed charge, with the message for pods that request one by an extended resource."""
-
-VENDORS = (
-    *dict.fromkeys(scheme.vendor_domain for scheme in SCHEMES),
-    "amd.com",
-    "habana.ai",
-    "huawei.com/Ascend*",
-    "alibabacloud.com/ppu*",
-    "aws.amazon.com/neuron*",
-    "birentech.com",
-    "cambricon.com",
-    "elasticgpu.io",
-    "enflame.com",
-    "furiosa.ai",
-    "graphcore.ai",
-    "hygon.com",
-    "iluvatar.ai",
-    "iluvatar.com",
-    "kunlunxin.com",
-    "metax-tech.com",
-    "microsoft.com/directx*",
-    "mthreads.com",
-    "qualcomm.com/qaic*",
-    "rebellions.ai",
-    "tenstorrent.com",
-    "vastaitech.com",
-)
-"""The domains of accelerator vendors whose resource names do not say what they are. If a domain also has other
-resources, a slash and the beginning of the accelerators' resource names follow."""
-
-# Names such as volcano.sh/gpu-memory, baidu.com/xpu, cloud-tpus.google.com/v3 and doslab.io/vcuda-core. A plugin for
-# any device file names its resources after /dev, such as smarter-devices/nvidia0 and squat.ai/dri. The words dpu, ipu,
-# fpga, rdma, qat, card and accelerator are left out, because they often name other devices.
-_TELLING_WORD = (
-    r"(?=[^/]*/)(?:.*[^a-z0-9])?"
-    r"(?:gpu[a-z0-9]*|[a-z0-9]*gpu|[hnptx]pu|[dg]cu|mlu|v?cuda|nvidia[a-z]*|dri|kfd|renderd|accel|mig-[1-9]g)"
-    r"s?[0-9]*(?![a-z0-9])"
-)
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
 LONGEST = 253 + len("/") + 63
@@ -223,18 +187,6 @@ class CardModels(msgspec.Struct, frozen=True, dict=True):
 NO_ROWS = CardModels()
 
 
-def _pattern_of(domain: str) -> str:
-    # A vendor domain without a slash includes its subdomains. A domain with a slash is the beginning of resource names.
-    name, _, prefix = domain.partition("/")
-    if prefix:
-        return f"{re.escape(name)}/{re.escape(prefix.removesuffix('*'))}"
-    return rf"(?:[^/]*\.)?{re.escape(name)}/"
-
-
-# All patterns are joined in one for speed, because a pod may have tens of thousands of resources.
-_ACCELERATOR = re.compile("|".join([*map(_pattern_of, VENDORS), _TELLING_WORD]), re.ASCII | re.IGNORECASE)
-
-
 class GpuResources(msgspec.Struct, frozen=True, dict=True):
     """All resources by which pods of one cluster request GPUs. ``GpuResources()`` has only the built-in resources."""
 
@@ -321,7 +273,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
             return self.worth_of_profile(resource.removeprefix(PROFILE)) is None
         if self.unit_of(resource) is not None:
             return False
-        return resource.startswith(CLASS_RESOURCE) or _ACCELERATOR.match(resource) is not None
+        return resource.startswith(CLASS_RESOURCE) or ACCELERATOR.match(resource) is not None
 
     def counts_like(self, other: "GpuResources") -> bool:
         """Return whether ``other`` leads to the same charge as this object for every pod on every GPU model."""
