@@ -146,7 +146,7 @@ _ISSUED = (
         help="State that no webhook configuration calls the Service. Other callers get the CA by other means.",
     ),
     value_option("--dns", "NAME", x509.parse_dns_name, "A further name of the webhook; repeatable.", multiple=True),
-    value_option("--ip", "ADDRESS", x509.parse_ip, "A further address; repeatable.", multiple=True),
+    value_option("--ip", "ADDRESS", x509.parse_ip, "A further IP address of the webhook; repeatable.", multiple=True),
 )
 
 
@@ -175,7 +175,12 @@ _ROTATION = (
 
 
 _RUN = (
-    span_option("--timeout", timedelta(minutes=5), parse_span, "Total time to wait. The next run continues."),
+    span_option(
+        "--timeout",
+        timedelta(minutes=5),
+        parse_span,
+        "Maximum time of the run. If it ends too early, run the command again: it continues where it stopped.",
+    ),
     cli.option("--dry-run", is_flag=True, help="Print the steps of the run, and change nothing."),
 )
 

@@ -109,8 +109,8 @@ class Service(msgspec.Struct, frozen=True):
     async def answer(self, path: str, body: bytes, deadline: ReviewDeadline, line: str = "") -> bytes:
         """Return the encoded answer to the review in ``body``.
 
-        ``line``: the namespace whose turn a large review waits for in the queue. Raises BadReview if the body is not an
-        admission review, and Unavailable if the review cannot be answered now.
+        ``line``: the namespace of the review. A large review waits in the queue until this namespace has its turn.
+        Raises BadReview if the body is not an admission review, and Unavailable if it cannot be answered now.
         """
         started = time.perf_counter()
         if self.gate.closed:

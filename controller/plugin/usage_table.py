@@ -66,8 +66,8 @@ def total_warnings(uses: Sequence[NamespaceUse]) -> Iterator[str]:
         by_memory = [namespace for namespace, each in group if each.limit is None]
         if by_memory and len(group) > 1:
             yield (
-                f"the total of {name} has no limit and no free cards, because these namespaces limit only its memory: "
-                f"{', '.join(by_memory)}"
+                f"the row total of {name} shows no limit and no free cards, because these namespaces limit only "
+                f"its memory: {', '.join(by_memory)}"
             )
 
 

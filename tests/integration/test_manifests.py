@@ -56,7 +56,7 @@ TOGETHER = {"hami": ("hami", *BESIDE_ANY), "scheduler": ("scheduler", *BESIDE_AN
 
 @functools.cache
 def known(document: str, version: str) -> bool:
-    """Return whether a release has the kind. Raises ValidationError if it lacks a field of the object."""
+    """Return whether a Kubernetes version has the kind of an object. Raises ValidationError if it lacks a field."""
     try:
         kubernetes_validate.validate(json.loads(document), version, strict=True)
     except utils.SchemaNotFoundError:
@@ -65,7 +65,7 @@ def known(document: str, version: str) -> bool:
 
 
 def unknown(objects: Sequence[Json], version: str) -> set[str]:
-    """Return the objects whose kinds a release does not have. Raises ValidationError if an object is invalid."""
+    """Return the objects whose kinds a Kubernetes version lacks. Raises ValidationError if an object is invalid."""
     own = [each for each in objects if not each["apiVersion"].startswith(NO_SCHEMA)]
     assert len(own) > len(objects) / 2
     return {label(each) for each in own if not known(json.dumps(registered(each)), version)}

@@ -120,7 +120,7 @@ def test_a_lease_lasts_for_its_duration_since_it_was_seen(
     assert spec_of(api)["leaseTransitions"] == 5
 
 
-def test_a_candidate_that_saw_nothing_for_long_starts_to_count_again(api: ApiDouble, us: Candidate) -> None:
+def test_a_candidate_that_saw_nothing_for_long_waits_a_full_lease_duration_again(api: ApiDouble, us: Candidate) -> None:
     """The holder may have renewed the Lease while the candidate could not reach the API server."""
     held_by(api, "them")
     assert not us.acquires_within(2)

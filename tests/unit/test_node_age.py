@@ -13,7 +13,7 @@ YOUNG, ONCE = Keep(KeepReason.YOUNG), Keep(KeepReason.SEEN_ONCE)
 
 
 def at(seconds: float, *, wall: float | None = None) -> Now:
-    """Return the moment ``seconds`` after the start. If ``wall`` is set, the wall clock shows that time."""
+    """Return the moment ``seconds`` after the start. ``wall``: the wall clock's time, if it was set."""
     return Now(WALL + seconds if wall is None else wall, 1000 + seconds)
 
 

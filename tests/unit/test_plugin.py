@@ -137,7 +137,7 @@ def test_totals_are_by_model_and_a_line_says_why_a_total_has_no_limit(cluster: C
     shown = run("-A")
     [total] = [line.split() for line in shown.stdout.splitlines() if line.startswith("total      M40")]
     assert total == ["total", "M40", "13", "2"]
-    assert "the total of M40 has no limit and no free cards" in shown.stderr
+    assert "the row total of M40 shows no limit and no free cards" in shown.stderr
     assert "limit only its memory: team-b\n" in shown.stderr
     [row] = run("-n", "team-b").stdout.splitlines()[1:]
     assert row.split() == ["team-b", "M40", "6.5", "[#####---------------]", "1", "250", "of", "1000"]

@@ -166,8 +166,8 @@ class ClaimCounter:
         given: dict[str, Charge] = {}
         for device, own in zip(claim.allocated, models, strict=True):
             entry, model = entries.get(device.request), own or main
-            # A device that was allocated for a request without a charge is not a GPU. But in a claim with faults,
-            # charged requests may be missing. There, such a device is charged as a whole card if its model is known.
+            # If a claim has no faults, all its requests for GPUs are charged, so a device of another request is no GPU.
+            # If the claim has faults, that request may be for a GPU. So a device of a known model is charged a card.
             unlisted = WHOLE_CARD if own and asked.faults else Charge()
             worth = asked.worth(entry, model) if entry and model else unlisted
             if model and worth != Charge():

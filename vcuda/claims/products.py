@@ -30,7 +30,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
     rows: Rows
     """The patterns that key ``gpu_models`` of the quota ConfigMap has for each model."""
     seen: Mapping[str, frozenset[str]]
-    """By the folded product name: the models of all nodes that have a device of this product."""
+    """By product, without the vendor's name (see `fold`): the models of all nodes with a device of this product."""
 
     @classmethod
     def of(

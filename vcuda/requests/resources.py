@@ -96,7 +96,7 @@ def product_matcher(patterns: Iterable[Iterable[str]]) -> Callable[[str], re.Mat
     Each item of ``patterns`` is a group of the match.
     """
     groups = "|".join(f"({'|'.join(map(_regex_of, each))})" for each in patterns)
-    # A wildcard may also stand for the vendor's name, which a folded product lacks: `*-L4` matches NVIDIA-L4.
+    # Products are compared without the vendor's name. But a wildcard may stand for this name: `*-L4` matches NVIDIA-L4.
     matches = re.compile(f"(?:{_VENDOR})?(?:{groups})").fullmatch
     return lambda product: matches(_VENDOR + product)
 

@@ -153,15 +153,15 @@ async def validate(create: Creation, review: ClaimReview) -> Verdict:
         create.deadline.check(review.request.steps * len(review.quota.limits))
         return await _check_template(review, create.ledgers)
     model = review.request.model()
-    stray = [] if model in review.quota.limits else [not_mutated([_not_pinned(review, model)])]
+    tolerated = [] if model in review.quota.limits else [not_mutated([_not_pinned(review, model)])]
     if model and (product := review.request.policy.products.of_model(model).foreign):
-        stray.append(ambiguous(model, product))
-    if stray and review.enforced:
-        return Rejection(Outcome.NOT_PINNED, "; ".join(stray))
+        tolerated.append(ambiguous(model, product))
+    if tolerated and review.enforced:
+        return Rejection(Outcome.NOT_PINNED, "; ".join(tolerated))
     if model is None:
-        return AdmissionResponse(Outcome.UNPINNED, warnings=review.warnings(*stray), scheme=review.scheme)
+        return AdmissionResponse(Outcome.UNPINNED, warnings=review.warnings(*tolerated), scheme=review.scheme)
     asked = Pending(model, review.request.charge(model))
-    return await decisions.charge(create, review, review.metadata, asked, stray)
+    return await decisions.charge(create, review, review.metadata, asked, tolerated)
 
 
 def _not_pinned(review: ClaimReview, model: str | None) -> str:

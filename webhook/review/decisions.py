@@ -162,11 +162,14 @@ class Review(msgspec.Struct, frozen=True, gc=False):
 
 
 class AdmittedCharge(msgspec.Struct, frozen=True, gc=False):
-    """The ledger has admitted the object. ``stray``: further warnings for the owner of the object."""
+    """The ledger has admitted the object.
+
+    ``tolerated``: faults of the object, for which an enforced quota would reject it. They become warnings.
+    """
 
     model: str
     admitted: Admitted
-    stray: Sequence[str] = ()
+    tolerated: Sequence[str] = ()
 
 
 class OverQuota(msgspec.Struct, frozen=True, gc=False):
@@ -312,11 +315,11 @@ async def _choose(create: Creation, review: Review, allowed: Allowed) -> Choice 
 
 
 async def charge(
-    create: Creation, review: Review, of: ObjectMeta, asked: Pending, stray: Sequence[str] = ()
+    create: Creation, review: Review, of: ObjectMeta, asked: Pending, tolerated: Sequence[str] = ()
 ) -> Verdict:
     """Charge the object with the metadata ``of``. Raises Unavailable if the ledger could not be read or written.
 
-    ``asked.grace``: the grace period of a pod. ``stray``: further warnings for the owner if the object is admitted.
+    ``asked.grace``: the grace period of a pod. ``tolerated``: as in `AdmittedCharge`.
     """
     # The object's choice of a model at /mutate would be counted together with the charge, so remove the choice. A dry
     # run has recorded no choice and is not charged.
@@ -326,7 +329,7 @@ async def charge(
         # The ledger identifies a charge by the uid. The API server sets the uid after it has called mutating webhooks.
         message = f"the {create.request.kind.kind.lower()} has no uid yet; register this path as a validating webhook"
         return Rejection(Outcome.BAD_REQUEST, message)
-    return await _charge(create, review, of, asked, stray)
+    return await _charge(create, review, of, asked, tolerated)
 
 
 async def record_grace(create: Creation, review: Review, of: ObjectMeta, grace: int) -> Verdict | None:
@@ -342,7 +345,7 @@ async def record_grace(create: Creation, review: Review, of: ObjectMeta, grace: 
 
 
 async def _charge(
-    create: Creation, review: Review, of: ObjectMeta, asked: Pending, stray: Sequence[str] = ()
+    create: Creation, review: Review, of: ObjectMeta, asked: Pending, tolerated: Sequence[str] = ()
 ) -> Verdict:
     request, deadline = create.request, create.deadline
     created = math.inf
@@ -361,7 +364,7 @@ async def _charge(
         deadline.keep()
     match await create.ledgers.charge(charged):
         case Admitted() as admitted:
-            return AdmittedCharge(asked.model, admitted, stray)
+            return AdmittedCharge(asked.model, admitted, tolerated)
         case Rejected(shortage):
             return OverQuota((shortage,))
         case RetryLater(reason, soon):

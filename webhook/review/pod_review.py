@@ -211,15 +211,15 @@ async def validate(create: Creation, review: PodReview) -> Verdict:
     # skipped /mutate (failurePolicy Ignore). So /validate computes everything again from the pod that will be stored.
     pin_settings = review.pin_settings(pinned.model)
     undone = [*_undone(review, pinned, pin_settings)]
-    stray = [_lacks(create, review, undone)] if undone else []
-    stray += other_scheduler(review, pin_settings.scheduler)
-    if stray and review.enforced:
-        return _not_mutated(create, review, "; ".join(stray), skipped=bool(undone))
+    tolerated = [_lacks(create, review, undone)] if undone else []
+    tolerated += other_scheduler(review, pin_settings.scheduler)
+    if tolerated and review.enforced:
+        return _not_mutated(create, review, "; ".join(tolerated), skipped=bool(undone))
     # A node cannot have a model with a longer name. Such a name must not become a key in the ledger.
     if pinned.model is None or (len(pinned.model) > MAX_PRODUCT and pinned.model not in review.quota.limits):
-        return AdmissionResponse(Outcome.UNPINNED, warnings=review.warnings(*stray), scheme=review.scheme)
+        return AdmissionResponse(Outcome.UNPINNED, warnings=review.warnings(*tolerated), scheme=review.scheme)
     asked = Pending(pinned.model, review.request.charge_on(pinned.model), grace)
-    return await decisions.charge(create, review, metadata, asked, stray)
+    return await decisions.charge(create, review, metadata, asked, tolerated)
 
 
 def _not_mutated(create: Creation, review: PodReview, message: str, *, skipped: bool) -> Rejection:

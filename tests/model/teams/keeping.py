@@ -64,7 +64,7 @@ def freeze(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def copied(part: Part, source: int, bounds: Bounds) -> Part:
-    """COPY: return the copy of a frozen part. Its reservations have keys of their own, which no replica renews."""
+    """COPY: return the copy of a frozen part. The copied reservations have new keys, so no replica renews them."""
     orphans = tuple(Orphan(amount, r, source) for r, amount in enumerate(part.reserved) if amount)
     reserved = (0,) * len(part.reserved)
     if bounds.broken == "reservations are copied under the replica's own key":
