@@ -16,7 +16,7 @@ from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, pinned, review_of, with_uid
 from tests.processes import eventually
 from tools.control_plane import ControlPlane
-from vcuda.quota.rejections import NOT_MUTATED
+from vcuda.quota.rejections import UNPATCHED
 from webhook.review.decisions import SKIPPED_SECONDS
 
 pytestmark = pytest.mark.one_version
@@ -46,7 +46,7 @@ def forged(namespace: str, **fields: Json) -> Json:
 
 
 def told_why(events: list[Json]) -> bool:
-    return any(NOT_MUTATED in event["message"] for event in events)
+    return any(UNPATCHED in event["message"] for event in events)
 
 
 def test_a_client_that_retries_gets_its_pod_once_mutate_answers_and_after_30_s_the_cause(
@@ -104,7 +104,7 @@ def test_no_pod_bypasses_mutate_while_it_is_down_and_workloads_continue_afterwar
             ):
                 rejected = tenant.try_create(pod)
                 assert rejected.status == HTTPStatus.TOO_MANY_REQUESTS
-                assert NOT_MUTATED in rejected.message
+                assert UNPATCHED in rejected.message
                 assert what in rejected.message
             tenant.create(workload("ReplicaSet", namespace))
             cluster.await_events(namespace, "reason=FailedCreate", told_why)

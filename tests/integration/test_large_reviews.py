@@ -245,13 +245,13 @@ async def test_large_pods_that_wait_for_their_ledger_delay_no_other() -> None:
     together = asyncio.Event()
 
     async def until_all_are_there() -> None:
-        if ledgers.arrived == PLACES.grants:
+        if ledgers.arrived == PLACES.turns:
             together.set()
         await together.wait()
 
     ledgers = Ledgers(until_all_are_there)
     webhook = service(ledgers, cards=100)
-    reviews = (allowed(webhook, "/validate", large(f"uid-{number}")) for number in range(PLACES.grants))
+    reviews = (allowed(webhook, "/validate", large(f"uid-{number}")) for number in range(PLACES.turns))
     assert all(await asyncio.gather(*reviews))
 
 
@@ -368,7 +368,7 @@ async def test_an_error_reaches_the_caller_and_the_next_review_is_decided(error:
         raise error
 
     failing, webhook = service(Ledgers(fail)), service(MemoryLedgers())
-    for _ in range(2 * PLACES.grants):
+    for _ in range(2 * PLACES.turns):
         with pytest.raises(type(error)):
             await failing.answer("/validate", large(), ReviewDeadline.after(10))
     with pytest.raises(BadReview):

@@ -157,7 +157,7 @@ def test_one_namespace_cannot_take_all_places_for_large_reviews(service: mock.Mo
         done.set()
 
     service.answer = answer
-    crowd = [Client(of("team-a"), b"x", timeout="1s", length=len(LARGE)) for _ in range(PLACES.key_grants + 1)]
+    crowd = [Client(of("team-a"), b"x", timeout="1s", length=len(LARGE)) for _ in range(PLACES.key_turns + 1)]
     other, small, last = Client(of("team-b"), b"x"), Client(b"{}"), crowd[-1]
     last.send = finish  # type: ignore[method-assign]
     serve(service, *crowd, other, small)
@@ -170,12 +170,12 @@ def test_one_namespace_cannot_take_all_places_for_large_reviews(service: mock.Mo
 
 
 def test_a_large_body_that_arrives_too_slowly_is_dropped_and_others_are_served(service: mock.Mock) -> None:
-    slow = [Client(of(f"team-{number % 4}"), whole=False) for number in range(PLACES.grants)]
+    slow = [Client(of(f"team-{number % 4}"), whole=False) for number in range(PLACES.turns)]
     good = Client(of("team-0"), b"x")
     serve(service, *slow, good)
     assert {client.status for client in slow} == {HTTPStatus.REQUEST_TIMEOUT}
     assert good.status == HTTPStatus.OK
-    assert dropped(service) == {"slow": PLACES.grants}
+    assert dropped(service) == {"slow": PLACES.turns}
 
 
 @pytest.mark.parametrize(("size", "path"), [(2, "/validate"), (2, "/quota"), (2 * LARGE_BODY, "/validate")])

@@ -28,7 +28,7 @@ from vcuda.errors import (
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import PinSettings
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota, Usage
-from vcuda.quota.rejections import NOT_MUTATED
+from vcuda.quota.rejections import UNPATCHED
 from vcuda.quota.terms import MODELS_ANNOTATION
 from webhook.admission import Gate, NotReady, Service
 from webhook.ledger.charging import ChargeRequest, Decision
@@ -101,7 +101,7 @@ NEVER = (
     "larger than the GPU quota: P100 in namespace team-a, requested: 1 card, used: 0 (0 pending), limited: 0, can never"
 )
 NO_MODEL = "this pod may use no GPU model in namespace team-a"
-_RESTRICT = f"{NOT_MUTATED}: a required node affinity or nodeSelector must restrict the pod to"
+_RESTRICT = f"{UNPATCHED}: a required node affinity or nodeSelector must restrict the pod to"
 NOT_HELD = f"{_RESTRICT} one GPU model of namespace team-a (M40: 8 cards), but the pod allows these models: "
 NOT_IN_POOL = f"{_RESTRICT} the pools of namespace team-a: public"
 UNREAD = "the pod cannot be read: "

@@ -14,22 +14,22 @@ from tests.waiting import PATIENT
 from vcuda.errors import Dropped, DropReason
 from webhook.intake.fair_queue import SHARED, Bounds, EntryState, FairQueue, QueueEntry
 
-ONE = Bounds(grants=1, size=0, key_grants=1, key_size=0, waiting=100, keys=100)
-FEW = Bounds(grants=4, size=100, key_grants=2, key_size=60, waiting=6, keys=3)
+ONE = Bounds(turns=1, size=0, key_turns=1, key_size=0, waiting=100, keys=100)
+FEW = Bounds(turns=4, size=100, key_turns=2, key_size=60, waiting=6, keys=3)
 
 
 def queue(bounds: Bounds, clock: Clock | None = None) -> FairQueue:
     return FairQueue(bounds, "crowded", "late", (clock or Clock()).monotonic)
 
 
-def granted(entries: Sequence[QueueEntry]) -> list[QueueEntry]:
-    return [entry for entry in entries if entry.state is EntryState.GRANTED]
+def on_turn(entries: Sequence[QueueEntry]) -> list[QueueEntry]:
+    return [entry for entry in entries if entry.state is EntryState.ON_TURN]
 
 
 def served(line: FairQueue, entries: Sequence[QueueEntry]) -> str:
-    """Return the keys of the entries in the order of their grants. Each entry leaves before the next is granted."""
+    """Return the keys of the entries in the order of their turns. Each entry leaves before the next gets a turn."""
     order = ""
-    while found := granted(entries):
+    while found := on_turn(entries):
         assert len(found) == 1
         order += found[0].key
         line.leave(found[0])
@@ -44,7 +44,7 @@ def test_keys_are_served_in_turn_and_the_entries_of_one_in_order() -> None:
 
 
 def test_a_new_key_waits_for_at_most_one_entry_of_each_other_key() -> None:
-    """The first entry has its grant already when the new key arrives."""
+    """The first entry has its turn already when the new key arrives."""
     line = queue(ONE)
     flood = [line.enter("a", 0) for _ in range(20)]
     assert served(line, [*flood, line.enter("b", 0)])[:3] == "aba"
@@ -52,42 +52,42 @@ def test_a_new_key_waits_for_at_most_one_entry_of_each_other_key() -> None:
     assert served(line, [*flood, line.enter("b", 0)])[:4] == "acba"
 
 
-def test_one_key_never_has_all_grants_and_others_get_the_rest_at_once() -> None:
+def test_one_key_never_has_all_turns_and_others_get_the_rest_at_once() -> None:
     line = queue(FEW)
     flood = [line.enter("a", 1) for _ in range(5)]
-    assert len(granted(flood)) == FEW.key_grants
-    assert line.enter("b", 1).state is EntryState.GRANTED
+    assert len(on_turn(flood)) == FEW.key_turns
+    assert line.enter("b", 1).state is EntryState.ON_TURN
 
 
 def test_bytes_are_bounded_per_key_and_in_total() -> None:
     line = queue(FEW)
     first, second = line.enter("a", 50), line.enter("a", 11)
-    assert (first.state, second.state) == (EntryState.GRANTED, EntryState.WAITING)
+    assert (first.state, second.state) == (EntryState.ON_TURN, EntryState.WAITING)
     third, fourth = line.enter("b", 50), line.enter("c", 1)
-    assert (third.state, fourth.state) == (EntryState.GRANTED, EntryState.WAITING)
+    assert (third.state, fourth.state) == (EntryState.ON_TURN, EntryState.WAITING)
     line.leave(first)
-    assert (second.state, fourth.state) == (EntryState.GRANTED, EntryState.GRANTED)
+    assert (second.state, fourth.state) == (EntryState.ON_TURN, EntryState.ON_TURN)
 
 
-def test_an_entry_larger_than_the_bound_is_granted_alone_and_not_overtaken() -> None:
+def test_an_entry_larger_than_the_bound_gets_a_turn_alone_and_is_not_overtaken() -> None:
     line = queue(FEW)
     small, large, later = line.enter("a", 1), line.enter("b", 500), line.enter("c", 1)
     assert (large.state, later.state) == (EntryState.WAITING, EntryState.WAITING)
     line.leave(small)
-    assert (large.state, later.state) == (EntryState.GRANTED, EntryState.WAITING)
+    assert (large.state, later.state) == (EntryState.ON_TURN, EntryState.WAITING)
 
 
 def test_if_too_many_wait_the_newest_of_the_longest_line_is_dropped_for_another_key() -> None:
     line = queue(FEW)
-    flood = [line.enter("a", 1) for _ in range(FEW.key_grants + FEW.waiting)]
+    flood = [line.enter("a", 1) for _ in range(FEW.key_turns + FEW.waiting)]
     with pytest.raises(Dropped, match="crowded") as told:
         line.enter("a", 1)
     assert told.value.reason is DropReason.CROWDED
     others = [line.enter("b", 1) for _ in range(4)]
     assert [entry.state for entry in flood[-3:]] == [EntryState.WAITING, EntryState.DROPPED, EntryState.DROPPED]
     assert [entry.state for entry in others] == [
-        EntryState.GRANTED,
-        EntryState.GRANTED,
+        EntryState.ON_TURN,
+        EntryState.ON_TURN,
         EntryState.WAITING,
         EntryState.WAITING,
     ]
@@ -103,19 +103,19 @@ def test_further_keys_share_a_line() -> None:
     assert keys == [*"abc", SHARED, SHARED, "a"]
 
 
-def test_an_entry_is_never_granted_after_its_end(clock: Clock) -> None:
+def test_an_entry_never_gets_a_turn_after_its_end(clock: Clock) -> None:
     """The process was suspended, so deadlines of waiting entries passed before their timers could run."""
     line = queue(ONE, clock)
     first, late, good = (line.enter(key, 0, end=clock.now + end) for key, end in (("a", 9), ("b", 5), ("c", 7)))
     clock.pass_by(6)
     line.leave(first)
-    assert (late.state, late.reason, good.state) == (EntryState.DROPPED, DropReason.LATE, EntryState.GRANTED)
+    assert (late.state, late.reason, good.state) == (EntryState.DROPPED, DropReason.LATE, EntryState.ON_TURN)
     with pytest.raises(Dropped, match="late"):
         asyncio.run(wait(line, "a", end=clock.now))
 
 
 async def wait(line: FairQueue, key: str, end: float = math.inf) -> str:
-    async with line.granted(key, 0, end):
+    async with line.turn(key, 0, end):
         return key
 
 
@@ -128,12 +128,12 @@ def test_a_waiting_entry_is_woken_dropped_at_its_end_and_frees_its_place_when_ca
         late, gone, last = (asyncio.create_task(wait(line, key, end)) for key, end in ends.items())
         with pytest.raises(Dropped, match="late"):
             await late
-        # This grants the entry of the caller `gone`, which is cancelled before its task runs again.
+        # This gives a turn to the entry of the caller `gone`, which is cancelled before its task runs again.
         line.leave(first)
         gone.cancel()
         assert await asyncio.wait_for(last, PATIENT) == "d"
         assert (gone.cancelled(), line.waiting) == (True, 0)
-        assert line.enter("e", 0).state is EntryState.GRANTED
+        assert line.enter("e", 0).state is EntryState.ON_TURN
 
     asyncio.run(run())
 
@@ -169,25 +169,25 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_exceeds_its_bounds(self) -> None:
-        held, waiting = granted(self.all), [entry for entry in self.all if entry.state is EntryState.WAITING]
-        assert len(held) <= FEW.grants
+        held, waiting = on_turn(self.all), [entry for entry in self.all if entry.state is EntryState.WAITING]
+        assert len(held) <= FEW.turns
         assert len(held) <= 1 or sum(entry.size for entry in held) <= FEW.size
         for key, count in Counter(entry.key for entry in held).items():
-            assert count <= FEW.key_grants
+            assert count <= FEW.key_turns
             assert count == 1 or sum(entry.size for entry in held if entry.key == key) <= FEW.key_size
         assert len(waiting) == self.queue.waiting <= FEW.waiting
         assert len({entry.key for entry in waiting}) <= FEW.keys + 1
         assert all(
-            entry.decided.is_set() for entry in self.all if entry.state in (EntryState.GRANTED, EntryState.DROPPED)
+            entry.decided.is_set() for entry in self.all if entry.state in (EntryState.ON_TURN, EntryState.DROPPED)
         )
 
     @invariant()
-    def nobody_waits_if_nothing_is_granted_and_no_key_alone(self) -> None:
-        held, waiting = granted(self.all), [entry for entry in self.all if entry.state is EntryState.WAITING]
+    def nobody_waits_if_no_entry_has_a_turn_and_no_key_alone(self) -> None:
+        held, waiting = on_turn(self.all), [entry for entry in self.all if entry.state is EntryState.WAITING]
         assert held or not waiting
-        # An entry waits only if its key already has a grant, or if the bounds leave no room for the entry.
+        # An entry waits only if its key already has a turn, or if the bounds leave no room for the entry.
         fits = [entry for entry in waiting if entry.key not in {each.key for each in held}]
-        room = len(held) < FEW.grants and sum(entry.size for entry in held) + 120 <= FEW.size
+        room = len(held) < FEW.turns and sum(entry.size for entry in held) + 120 <= FEW.size
         assert not (room and fits)
 
 

@@ -9,7 +9,7 @@ from controller.retry.rejected import find_rejected
 from tests.api_double import ApiDouble
 from tests.tables import cases
 from tests.unit.test_retrier import REJECTED, REPLICA_SETS, failure, read, store_event
-from vcuda.quota.rejections import may_pass_later, not_mutated
+from vcuda.quota.rejections import may_pass_later, unpatched
 
 # Tests of how many pods a workload lacks
 
@@ -51,8 +51,8 @@ def test_a_terminating_owner_misses_no_pods() -> None:
     "conditions, since",
     rejected_for_quota=([failure()], "2026-01-01T00:00:00Z"),
     among_other_conditions=([failure(type="Available"), failure()], "2026-01-01T00:00:00Z"),
-    not_pinned_while_mutate_was_unavailable=([failure(message=not_mutated(["x"]))], "2026-01-01T00:00:00Z"),
-    not_pinned_because_mutate_failed=([failure(message=not_mutated(["x"], "HTTP 503"))], "2026-01-01T00:00:00Z"),
+    not_pinned_while_mutate_was_unavailable=([failure(message=unpatched(["x"]))], "2026-01-01T00:00:00Z"),
+    not_pinned_because_mutate_failed=([failure(message=unpatched(["x"], "HTTP 503"))], "2026-01-01T00:00:00Z"),
     rejected_by_another_quota=([failure(message="exceeded quota: q, requested: cpu=1, used: cpu=2")], None),
     the_condition_has_ended=([failure(status="False")], None),
     another_condition_with_the_same_text=([failure(type="Progressing")], None),

@@ -19,7 +19,7 @@ from vcuda.admission_review import AdmissionResponse
 from vcuda.errors import Forbidden, Unavailable, VcudaError, cut
 from vcuda.placement.patches import PinSettings
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
-from vcuda.quota.rejections import NOT_MUTATED
+from vcuda.quota.rejections import UNPATCHED
 from vcuda.quota.shortage import Shortage
 from vcuda.quota.terms import MODEL_ANNOTATION, UNSTORED_CAUSE
 from webhook.ledger.charging import ChargeRequest, PutOff
@@ -166,7 +166,7 @@ def test_a_pod_that_is_not_pinned_to_one_allowed_model_is_rejected(placed: dict[
     ledgers = MemoryLedgers()
     models = "one GPU model of namespace team-a (M40: 8 cards, A100: 2.5 cards, 1000 MiB)"
     wanted = f"a required node affinity or nodeSelector must restrict the pod to {models}"
-    message = f"{NOT_MUTATED}: {wanted}, but the pod allows these models: {allows}"
+    message = f"{UNPATCHED}: {wanted}, but the pod allows these models: {allows}"
     assert rejection(validated(pod_of_cores(100, **placed), ledgers)) == ("not-pinned", HTTPStatus.FORBIDDEN, message)
     assert used(ledgers) == {}
 
@@ -188,7 +188,7 @@ def test_a_pod_of_a_namespace_without_models_is_rejected(quota: NamespaceQuota) 
 )
 def test_a_pod_that_is_not_restricted_to_the_pools_is_rejected(affinity: Manifest) -> None:
     where = "the pools of namespace team-a: public, lab"
-    message = f"{NOT_MUTATED}: a required node affinity or nodeSelector must restrict the pod to {where}"
+    message = f"{UNPATCHED}: a required node affinity or nodeSelector must restrict the pod to {where}"
     answer = validated(pod_of_cores(100, affinity=affinity), quota=POOLED)
     assert rejection(answer) == ("not-pinned", HTTPStatus.FORBIDDEN, message)
 
@@ -305,7 +305,7 @@ def test_a_pod_without_a_trace_of_mutate_is_rejected_with_the_reason_why_mutate_
         assert (answer.outcome, answer.status, answer.retry_after) == ("not-mutated", status, 1)
         assert answer.message.startswith(reason)
         annotated = asyncio.run(validate(asked(annotations={MODEL_ANNOTATION: "M40"})))
-        assert annotated.message.startswith(f"{NOT_MUTATED}: ")
+        assert annotated.message.startswith(f"{UNPATCHED}: ")
     with pytest.raises(type(error)):
         asyncio.run(mutate(asked()))
     clock.now += 1
@@ -314,7 +314,7 @@ def test_a_pod_without_a_trace_of_mutate_is_rejected_with_the_reason_why_mutate_
     assert final.message.startswith(reason)
     assert "registration" not in final.message
     clock.now += SKIPPED_SECONDS
-    assert asyncio.run(validate(asked())).message.startswith(f"{NOT_MUTATED}: ")
+    assert asyncio.run(validate(asked())).message.startswith(f"{UNPATCHED}: ")
 
 
 def test_failures_of_mutate_are_remembered_within_a_bound(clock: Clock) -> None:
@@ -367,7 +367,7 @@ def test_a_pod_that_mutate_would_still_change_is_rejected_or_gets_a_warning(
     answer = asyncio.run(validate(creation(manifest, policy, ledgers)))
     told = answer.message if mode is Mode.ENFORCE else "".join(answer.warnings)
     assert (answer.allowed, bool(used(ledgers))) == (mode is not Mode.ENFORCE,) * 2
-    assert told.startswith((f"{NOT_MUTATED}: ", "spec.schedulerName must")) is (mode is not Mode.AUDIT)
+    assert told.startswith((f"{UNPATCHED}: ", "spec.schedulerName must")) is (mode is not Mode.AUDIT)
     assert what in told or mode is Mode.AUDIT
 
 

@@ -14,7 +14,7 @@ Argo Workflows, Tekton, Airflow, Flyte and actions-runner-controller wait only a
 _NEVER_FITS = "larger than the GPU quota"
 _MALFORMED = "malformed GPU request"
 _NO_MODEL = "may use no GPU model"
-NOT_MUTATED = "/mutate was not called, or another webhook ran after it"
+UNPATCHED = "/mutate was not called, or another webhook ran after it"
 _MUTATE_FAILED = "/mutate failed"
 
 # ResourceQuota writes `requested: cpu=1` after the same first words.
@@ -46,9 +46,9 @@ def no_model_usable(subject: str, rest: str) -> str:
     return f"{subject} {_NO_MODEL}{rest}"
 
 
-def not_mutated(undone: Sequence[str], failure: str = "") -> str:
+def unpatched(undone: Sequence[str], failure: str = "") -> str:
     """Return the message for an object that lacks changes of /mutate. ``failure``: the known failure of /mutate."""
-    cause = f"{_MUTATE_FAILED}: {failure}; " if failure else f"{NOT_MUTATED}: "
+    cause = f"{_MUTATE_FAILED}: {failure}; " if failure else f"{UNPATCHED}: "
     return cause + "; ".join(undone)
 
 
@@ -59,7 +59,7 @@ def reports_shortage(message: str) -> bool:
 
 def may_pass_later(message: str) -> bool:
     """Return True if a retry may succeed: the message reports a rejection for quota, or a pod that lacks a patch."""
-    return reports_shortage(message) or NOT_MUTATED in message or _MUTATE_FAILED in message
+    return reports_shortage(message) or UNPATCHED in message or _MUTATE_FAILED in message
 
 
 def lacks_model(message: str) -> bool:

@@ -1,8 +1,8 @@
 """A bounded queue in which namespaces take turns, so that no namespace delays the reviews of another for long.
 
-An entry is one review. A grant permits the entry to be decided now. Each namespace (key) has a line: the queue of its
-waiting entries. The lines are in an order. The next grant goes to the first line whose key may have another grant. A
-line moves behind all other lines when one of its entries is granted, and again when this entry leaves. So the first
+An entry is one review. A turn permits the entry to be decided now. Each namespace (key) has a line: the queue of its
+waiting entries. The lines are in an order. The next turn goes to the first line whose key may have another turn. A
+line moves behind all other lines when one of its entries gets a turn, and again when this entry leaves. So the first
 entry of a new key waits for at most one entry of each other key.
 """
 
@@ -24,16 +24,16 @@ SHARED = ""
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """The maximum number and size of a queue's entries (waiting reviews) and grants (reviews being decided)."""
+    """The maximum number and size of a queue's entries (waiting reviews) and turns (reviews being decided)."""
 
-    grants: int
-    """The maximum number of reviews that have a grant (are being decided) at the same time."""
+    turns: int
+    """The maximum number of reviews that have a turn (are being decided) at the same time."""
     size: int
-    """The maximum total size in bytes of the reviews with a grant. If no review has a grant, any review fits."""
-    key_grants: int
-    """The maximum number of reviews of one key (namespace) that have a grant at the same time."""
+    """The maximum total size in bytes of the reviews with a turn. If no review has a turn, any review fits."""
+    key_turns: int
+    """The maximum number of reviews of one key (namespace) that have a turn at the same time."""
     key_size: int
-    """The maximum total size in bytes of one key's reviews with a grant. If the key has no grant, any review fits."""
+    """The maximum total size in bytes of one key's reviews with a turn. If the key has no turn, any review fits."""
     waiting: int
     """The maximum number of reviews that wait in the queue."""
     keys: int
@@ -41,16 +41,16 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class EntryState(enum.Enum):
-    """The state of a review in the queue. It is LEFT after the caller has ended the wait or the grant."""
+    """The state of a review in the queue. It is LEFT after the caller has ended the wait or the turn."""
 
     WAITING = "waiting"
-    GRANTED = "granted"
+    ON_TURN = "on-turn"
     DROPPED = "dropped"
     LEFT = "left"
 
 
 class QueueEntry:
-    """One review of ``size`` bytes. It waits for a grant at most until ``end``, and keeps the grant until it leaves."""
+    """One review of ``size`` bytes. It waits for a turn at most until ``end``, and keeps the turn until it leaves."""
 
     def __init__(self, key: str, size: int, end: float) -> None:
         self.key = key
@@ -58,24 +58,24 @@ class QueueEntry:
         self.end = end
         self.state = EntryState.WAITING
         self.reason = DropReason.LATE
-        self.decided = asyncio.Event()  # the event is set when the state changes to GRANTED or DROPPED
+        self.decided = asyncio.Event()  # the event is set when the state changes to ON_TURN or DROPPED
 
 
 class _Held(NamedTuple):
-    """The number and the total size of the reviews with a grant, of one key (namespace) or of all keys."""
+    """The number and the total size of the reviews with a turn, of one key (namespace) or of all keys."""
 
-    grants: int = 0
+    turns: int = 0
     size: int = 0
 
-    def has_room(self, entry: QueueEntry, grants: int, size: int) -> bool:
-        return not self.grants or (self.grants < grants and self.size + entry.size <= size)
+    def has_room(self, entry: QueueEntry, turns: int, size: int) -> bool:
+        return not self.turns or (self.turns < turns and self.size + entry.size <= size)
 
-    def changed(self, grants: int, size: int) -> "_Held":
-        return _Held(self.grants + grants, self.size + size)
+    def changed(self, turns: int, size: int) -> "_Held":
+        return _Held(self.turns + turns, self.size + size)
 
 
 class FairQueue:
-    """The waiting reviews, in one line per key (namespace), and those with a grant. One event loop must make all calls.
+    """The waiting reviews, in one line per key (namespace), and those with a turn. One event loop must make all calls.
 
     ``crowded`` and ``late``: messages of exception Dropped if too many reviews wait, or if one has waited too long.
     """
@@ -91,8 +91,8 @@ class FairQueue:
         self.waiting = 0
 
     @asynccontextmanager
-    async def granted(self, key: str, size: int, end: float) -> AsyncIterator[None]:
-        """Wait until ``end`` for a grant, and keep it during the ``with`` block. Raises Dropped if no grant comes."""
+    async def turn(self, key: str, size: int, end: float) -> AsyncIterator[None]:
+        """Wait until ``end`` for a turn, and keep it during the ``with`` block. Raises Dropped if no turn comes."""
         entry = self.enter(key, size, end)
         try:
             if entry.state is EntryState.WAITING:
@@ -114,7 +114,7 @@ class FairQueue:
                 self._drop(entry, DropReason.LATE)
 
     def enter(self, key: str, size: int, end: float = math.inf) -> QueueEntry:
-        """Add an entry to the line of its key, and grant it if possible. Raises Dropped if too many entries wait."""
+        """Add an entry to its line, and give it a turn if possible. Raises Dropped if too many entries wait."""
         if key not in self._lines and len(self._lines) >= self._bounds.keys:
             key = SHARED
         if self.waiting >= self._bounds.waiting:
@@ -127,21 +127,21 @@ class FairQueue:
         entry = QueueEntry(key, size, end)
         self._lines.setdefault(key, deque()).append(entry)
         self.waiting += 1
-        self._grant()
+        self._give_turns()
         return entry
 
     def leave(self, entry: QueueEntry) -> None:
-        """End the wait or the grant of an entry. Another call for the same entry has no effect."""
+        """End the wait or the turn of an entry. Another call for the same entry has no effect."""
         if entry.state is EntryState.WAITING:
             self._take_out(entry)
-        elif entry.state is EntryState.GRANTED:
+        elif entry.state is EntryState.ON_TURN:
             self._add(entry, -1)
             if entry.key in self._lines:
                 self._lines.move_to_end(entry.key)
         entry.state = EntryState.LEFT
-        self._grant()
+        self._give_turns()
 
-    def _grant(self) -> None:
+    def _give_turns(self) -> None:
         while entry := self._next():
             # If this process was suspended, the deadline of a waiting entry may have passed unnoticed.
             if entry.end <= self._clock():
@@ -151,16 +151,16 @@ class FairQueue:
             if entry.key in self._lines:
                 self._lines.move_to_end(entry.key)
             self._add(entry, 1)
-            entry.state = EntryState.GRANTED
+            entry.state = EntryState.ON_TURN
             entry.decided.set()
 
     def _next(self) -> QueueEntry | None:
         bounds = self._bounds
         for key, line in self._lines.items():
-            if self._held.get(key, _Held()).has_room(line[0], bounds.key_grants, bounds.key_size):
-                # If the first entry of this line does not fit, nothing is granted. Otherwise smaller entries of other
+            if self._held.get(key, _Held()).has_room(line[0], bounds.key_turns, bounds.key_size):
+                # If the first entry of this line does not fit, no entry gets a turn. Otherwise smaller entries of other
                 # lines could overtake this entry forever.
-                return line[0] if self._total.has_room(line[0], bounds.grants, bounds.size) else None
+                return line[0] if self._total.has_room(line[0], bounds.turns, bounds.size) else None
         return None
 
     def _drop(self, entry: QueueEntry, reason: DropReason) -> None:
@@ -178,9 +178,9 @@ class FairQueue:
             del self._lines[entry.key]
         self.waiting -= 1
 
-    def _add(self, entry: QueueEntry, grants: int) -> None:
-        size = grants * entry.size
-        held = self._held.pop(entry.key, _Held()).changed(grants, size)
-        if held.grants:
+    def _add(self, entry: QueueEntry, turns: int) -> None:
+        size = turns * entry.size
+        held = self._held.pop(entry.key, _Held()).changed(turns, size)
+        if held.turns:
             self._held[entry.key] = held
-        self._total = self._total.changed(grants, size)
+        self._total = self._total.changed(turns, size)

@@ -28,12 +28,12 @@ from webhook.ledger.charging import ChargeRequest, Decision, Ledgers
 
 T = TypeVar("T")
 
-PLACES = Bounds(grants=12, size=6 * MAX_BODY, key_grants=4, key_size=2 * MAX_BODY, waiting=96, keys=16)
+PLACES = Bounds(turns=12, size=6 * MAX_BODY, key_turns=4, key_size=2 * MAX_BODY, waiting=96, keys=16)
 """The bounds of the places for reviews of large pods and claims. A review needs a place before its whole body is read.
 A namespace gets at most a third of the places. A waiting review takes 100 KiB of memory. Waiting reviews and bodies
 together take less memory than `MAX_UNFINISHED` in `webhook.server.worker`."""
 
-QUOTA_PLACES = Bounds(grants=4, size=4 * MAX_BODY, key_grants=4, key_size=4 * MAX_BODY, waiting=16, keys=16)
+QUOTA_PLACES = Bounds(turns=4, size=4 * MAX_BODY, key_turns=4, key_size=4 * MAX_BODY, waiting=16, keys=16)
 """The queue bounds for edits of the quota ConfigMap. These reviews have their own queue, so that reviews of pods and
 edits of the quota do not wait for each other."""
 
@@ -99,7 +99,7 @@ class ReviewThread:
         late = "this replica had too many large reviews, so it could not decide this review in time"
         self._places = FairQueue(places, "too many large reviews wait on this replica", late)
         # Only reviews with a place wait for the thread, and none waits twice. So this queue is never full.
-        turns = Bounds(1, 0, 1, 0, waiting=4 * places.grants, keys=4 * places.grants)
+        turns = Bounds(1, 0, 1, 0, waiting=4 * places.turns, keys=4 * places.turns)
         self._turns = FairQueue(turns, "too many large reviews are decided at once", late)
 
     @property
@@ -108,7 +108,7 @@ class ReviewThread:
 
     def place(self, namespace: str, size: int, deadline: ReviewDeadline) -> AbstractAsyncContextManager[None]:
         """Return a context manager that waits until ``size`` bytes may be read, or raises Dropped."""
-        return self._places.granted(namespace, size, deadline.end - max(deadline.left, 0) * WAIT_SHARE)
+        return self._places.turn(namespace, size, deadline.end - max(deadline.left, 0) * WAIT_SHARE)
 
     async def run(
         self,
@@ -142,7 +142,7 @@ class ReviewThread:
     ) -> "LedgerCall[Any] | _Ended":
         """Wait until the thread is free. Then run the review in it until the next call to the ledgers, or the end."""
         latest = math.inf if deadline.charging else deadline.end - min(MIN_SECONDS, max(deadline.left, 0) / 2)
-        async with self._turns.granted(namespace, 0, latest):
+        async with self._turns.turn(namespace, 0, latest):
             step = asyncio.get_running_loop().run_in_executor(self._thread, _step, steps, outcome)
             try:
                 return await asyncio.shield(step)

@@ -21,7 +21,7 @@ from vcuda.placement.choice import ordered_models, shortages_of
 from vcuda.placement.nodes import NO_NODES, Nodes, NodeStates
 from vcuda.placement.placement import Candidates
 from vcuda.quota.model import NamespaceQuota
-from vcuda.quota.rejections import not_mutated
+from vcuda.quota.rejections import unpatched
 from vcuda.quota.shortage import exceeded
 from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.requests.bypasses import find_unlimited
@@ -153,7 +153,7 @@ async def validate(create: Creation, review: ClaimReview) -> Verdict:
         create.deadline.check(review.request.steps * len(review.quota.limits))
         return await _check_template(review, create.ledgers)
     model = review.request.model()
-    tolerated = [] if model in review.quota.limits else [not_mutated([_not_pinned(review, model)])]
+    tolerated = [] if model in review.quota.limits else [unpatched([_not_pinned(review, model)])]
     if model and (product := review.request.policy.products.of_model(model).foreign):
         tolerated.append(ambiguous(model, product))
     if tolerated and review.enforced:

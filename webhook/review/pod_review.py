@@ -17,7 +17,7 @@ from vcuda.ledger.ledger import Pending
 from vcuda.placement import patches, placement
 from vcuda.placement.placement import DEFAULT_SCHEDULER, HOSTNAME, find_serving, reaches
 from vcuda.quota.model import Allowance, NamespaceQuota
-from vcuda.quota.rejections import not_mutated
+from vcuda.quota.rejections import unpatched
 from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.quota.values import listed
 from vcuda.requests.bypasses import could_reach_gpus, find_bypasses
@@ -214,7 +214,7 @@ async def validate(create: Creation, review: PodReview) -> Verdict:
     tolerated = [_lacks(create, review, undone)] if undone else []
     tolerated += other_scheduler(review, pin_settings.scheduler)
     if tolerated and review.enforced:
-        return _not_mutated(create, review, "; ".join(tolerated), skipped=bool(undone))
+        return _unpatched(create, review, "; ".join(tolerated), skipped=bool(undone))
     # A node cannot have a model with a longer name. Such a name must not become a key in the ledger.
     if pinned.model is None or (len(pinned.model) > MAX_PRODUCT and pinned.model not in review.quota.limits):
         return AdmissionResponse(Outcome.UNPINNED, warnings=review.warnings(*tolerated), scheme=review.scheme)
@@ -222,7 +222,7 @@ async def validate(create: Creation, review: PodReview) -> Verdict:
     return await decisions.charge(create, review, metadata, asked, tolerated)
 
 
-def _not_mutated(create: Creation, review: PodReview, message: str, *, skipped: bool) -> Rejection:
+def _unpatched(create: Creation, review: PodReview, message: str, *, skipped: bool) -> Rejection:
     """Return the rejection of a pod that lacks changes of /mutate. ``skipped``: /mutate would still change the pod.
 
     The API server skips /mutate while no replica answers. Clients repeat a request after a 429 with retryAfterSeconds,
@@ -241,7 +241,7 @@ def _not_mutated(create: Creation, review: PodReview, message: str, *, skipped: 
 
 def _lacks(create: Creation, review: PodReview, undone: Sequence[str]) -> str:
     """Return the error message for the changes of /mutate that the pod lacks."""
-    return not_mutated(undone, _failure(create, review))
+    return unpatched(undone, _failure(create, review))
 
 
 def _failure(create: Creation, review: PodReview) -> str:
@@ -255,7 +255,7 @@ def _recorded(create: Creation, review: PodReview, undone: Sequence[str] = ()) -
     """Return the rejection of a pod that requests no GPU itself, if it has allocation records or faults ``undone``."""
     undone = [*undone, *left_to_mutate(patches.unrecorded_patch(review.pod))]
     if undone and review.enforced:
-        return _not_mutated(create, review, _lacks(create, review, undone), skipped=True)
+        return _unpatched(create, review, _lacks(create, review, undone), skipped=True)
     return None
 
 
