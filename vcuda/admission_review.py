@@ -91,13 +91,13 @@ def read_review(body: bytes, check: Check = no_check) -> AdmissionRequest:
 
 
 class TooManySteps(VcudaError):
-    """The event loop must not decide this review, because the decision takes too long."""
+    """The decision about this review takes too long for the event loop. Another thread must decide the review."""
 
 
 class ReviewDeadline:
     """The deadline of an admission review, and whether the caller still waits. Threads may share this object.
 
-    ``steps``: the steps of the decision that the present thread may still do.
+    ``steps``: how many steps of work this thread may still do for the decision.
     """
 
     def __init__(self, end: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
@@ -125,9 +125,9 @@ class ReviewDeadline:
     def check(self, steps: int = 0, /) -> None:
         """Raise Dropped if the deadline has passed or the caller has disconnected, but never after a call of `keep`.
 
-        Long work on a review must call this method again and again, so that it stops when nobody waits for the answer.
-        Work that grows with a product of two numbers must first give the number of its ``steps``. Raises TooManySteps
-        if the steps of a review are more than ``self.steps``.
+        Long work on a review must call this method again and again, so that the work stops when nobody waits for the
+        answer. Before nested loops, ``steps`` must be the number of their steps. Raises TooManySteps if the steps of a
+        review are more than ``self.steps``.
         """
         if steps and not self.charging:
             self.steps -= steps

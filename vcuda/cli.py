@@ -173,7 +173,7 @@ def parse_ip_address(text: str) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def listening_for(flag: str, address: tuple[str, int]) -> Iterator[None]:
-    """Return a context in which a server starts on ``address``. An OSError becomes an error of ``flag``."""
+    """Return a context manager for the start of a server on ``address``. An OSError becomes an error of ``flag``."""
     try:
         yield
     except OSError as error:

@@ -12,7 +12,7 @@ import yaml
 if TYPE_CHECKING:
     from yaml import CSafeLoader as SafeLoader
 else:
-    # A PyYAML without its C part has no CSafeLoader. pip builds one where it finds no libyaml.
+    # If pip builds PyYAML on a machine without libyaml, PyYAML has no CSafeLoader.
     SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 MAX_REPEATED = 4 * 2**20
@@ -27,7 +27,7 @@ AttributeError (wrong value for a tag), and RecursionError (endless nesting)."""
 
 
 class _Loader(SafeLoader):
-    """PyYAML's loader, which reads no number with colons: kubectl reads 1:30 as text, and PyYAML as 90.
+    """PyYAML's loader, but numbers with colons stay text: kubectl reads 1:30 as text, and PyYAML reads it as 90.
 
     PyYAML needs 20 s for a number of 600 KB with colons.
     """

@@ -56,7 +56,8 @@ T = TypeVar("T")
 class Decoder(Generic[T]):
     """Decodes JSON of one type. If that fails, `shallow` first removes the parts that no decoder can read.
 
-    Raises one of `UNDECODABLE`, but never because of a field that is not read if the text has at most ``most`` bytes.
+    Raises one of `UNDECODABLE`. If the text has at most ``most`` bytes, a fault in a field that is not read raises
+    nothing.
     """
 
     def __init__(self, kind: type[T], most: float = math.inf) -> None:

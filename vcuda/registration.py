@@ -90,9 +90,9 @@ class UnusableDeclaration(ValueError):
 
 
 class MissingObject(NamedTuple):
-    """An object that is missing, or that differs from its declaration. ``reason``: a text that follows the name.
+    """An object that is missing or differs from its declaration. ``reason``: a text that follows the object's name.
 
-    ``unread``: True if this is unknown, because the API server rejected to return the object.
+    ``unread``: True if the API server refused to return the object. Then it is unknown whether the object is correct.
     """
 
     kind: str
@@ -164,7 +164,7 @@ def _policies() -> Mapping[str, Json]:
 
 
 def _named_namespaces(configuration: Json) -> tuple[str, ...]:
-    """Return the namespaces that the declaration of the webhooks leaves out, in place of `_OUR_NAMESPACES`."""
+    """Return the names that this installation's webhook declaration has for the namespaces in `_OUR_NAMESPACES`."""
     text = (configuration["metadata"].get("annotations") or {}).get(ANNOTATION, "")
     found = re.search(r"values:\s*\[?\s*(?:-\s*)?kube-system((?:[,\s-]+[a-z0-9][-a-z0-9]{0,62}){3})", text)
     return tuple(re.findall(r"[a-z0-9][-a-z0-9]*", found[1])) if found else _OUR_NAMESPACES
@@ -181,10 +181,14 @@ def _changed_fields(name: str, spec: Json, namespaces: Sequence[str]) -> str:
 
 
 def _pattern(declared: object, namespaces: Sequence[str]) -> str:
-    """Return a regular expression for the JSON of a field. ``namespaces``: ours, in the order of `_OUR_NAMESPACES`."""
+    """Return a regular expression for the JSON of a declared field.
+
+    ``namespaces``: the names that this installation has for `_OUR_NAMESPACES`, in the same order.
+    """
     text = re.escape(json.dumps(declared, sort_keys=True))
     for default, own in zip(_OUR_NAMESPACES, namespaces, strict=True):
-        # The default names also occur as the names of other objects, so they are always accepted.
+        # A default name of a namespace may also be the name of another object. So default names are always accepted
+        # too.
         word, either = re.escape(re.escape(default)), f"(?:{re.escape(own)}|{re.escape(default)})"
         text = re.sub(rf"(?<![\w-]){word}(?![\w-]|\\-)", either.replace("\\", r"\\"), text)
     for value, allowed in _OWN_VALUES.items():

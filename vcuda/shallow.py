@@ -26,8 +26,9 @@ _HALF = len(rb"\ud800")
 def shallow(text: bytes) -> bytes:
     """Return JSON text without the deepest values, and without halves of surrogate pairs.
 
-    All values up to `DEEPEST` levels are kept, and none below `FLAT_LEVELS` more levels. null replaces the others.
-    The time is linear in the length of any text, and nothing is called recursively.
+    Values up to `DEEPEST` levels deep are kept. Values more than `FLAT_LEVELS` levels deeper are removed. A value
+    between these depths may be kept or removed. ``null`` replaces each removed value. The time is linear in the length
+    of the text, and nothing is called recursively.
     """
     kept = _without_depth(text)
     return _without_halves(kept) if rb"\ud" in kept or rb"\uD" in kept else kept

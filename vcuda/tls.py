@@ -251,8 +251,8 @@ def write_files(directory: Path, files: Sequence[File]) -> None:
     """Replace the set of files in ``directory`` in one step. If this raises OSError, the old set is unchanged."""
     directory.mkdir(parents=True, exist_ok=True)
     with _opened(directory) as descriptor:
-        # Two concurrent runs would delete each other's files. So the second run waits for the lock. An error is
-        # ignored, because some file systems have no locks.
+        # Two concurrent runs would delete each other's files. So the second run waits for the lock. If locking fails,
+        # the run continues, because some file systems have no locks.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         _swap_in(directory, files)

@@ -45,7 +45,7 @@ class Unplaceable(NamedTuple):
 
 
 class Cards(msgspec.Struct, frozen=True, gc=False):
-    """The used part of each card of a node, and the free totals. An overused card has no free part."""
+    """The used part of each card of a node, and the free totals. A card that is overused has no free part."""
 
     scheme: Scheme
     card_memory: int
@@ -93,7 +93,8 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
             if not 0 <= share.card < len(cores):  # the annotation may name a card that was removed from the node
                 continue
             card = share.card
-            # Shares may add up to more than their card. So each card changes a free total by at most the card's size.
+            # The shares of a card may add up to more than the card. So a card changes the free totals by at most its
+            # own size.
             free_cores += min(cores[card], CORES_PER_CARD)
             free_memory += min(memory[card], self.card_memory)
             cores[card] += sign * min(share.cores, CORES_PER_CARD)
@@ -186,7 +187,7 @@ def amount_of(container: Container, resource: str) -> int:
 
 
 class PodCards(msgspec.Struct, frozen=True):
-    """The parts of the cards of ``node`` that a stored pod uses or will use."""
+    """The parts of cards that a stored pod uses or will use on the node ``node``."""
 
     node: str
     shares: tuple[Share, ...]

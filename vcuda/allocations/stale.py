@@ -76,7 +76,7 @@ class Case:
 
 
 class Staleness(NamedTuple):
-    """The name of a rule by which an allocation is stale, the Unix time from which it is stale, and why."""
+    """A rule by which an allocation is stale: its name, the reason, and the Unix time from which it is stale."""
 
     rule: str
     since: float
@@ -175,7 +175,7 @@ HolderExists = Callable[[str, str], bool]
 
 
 class Lock(msgspec.Struct, frozen=True):
-    """A lock on a node, by which a vendor's scheduler places only one pod at a time on the node."""
+    """A lock by which a vendor's scheduler makes sure that it places only one pod at a time on a node."""
 
     scheme: Scheme
     value: str

@@ -147,10 +147,14 @@ class ClaimCounter:
         return self._with_devices(claim, asked, found) if claim.allocated else found
 
     def _with_devices(self, claim: StoredClaim, asked: charges.ClaimRequest, found: ClaimCharge) -> ClaimCharge:
-        """Return ``found``, the charge by the spec, raised for each model to the charge of the devices."""
+        """Return the charge of a claim with allocated devices. ``found``: the charge by the claim's spec.
+
+        For each GPU model, the charge is raised to the charge of the allocated devices if that is larger.
+        """
         given = self._given(claim, asked, found.pinned)
         if not found.pinned and len(given) == 1:
-            # If the spec is not pinned to a model, and all allocated devices have one model, charge all requests to it.
+            # If the spec does not limit the claim to one GPU model, but all allocated devices have the same model,
+            # charge all requests to this model.
             given = {model: charge.peak(asked.charge(model)) for model, charge in given.items()}
         return msgspec.structs.replace(
             found.raised_by(ClaimCharge(given)),
@@ -175,12 +179,13 @@ class ClaimCounter:
         return given
 
     def _other_card(self, claim: StoredClaim, pin: str) -> OtherCard | None:
-        """Return the first allocated device of another GPU model than ``pin``, the model of the pin; else None."""
+        """Return the first allocated device that is not of ``pin``, the claim's GPU model; None if all are of it."""
         for device in claim.allocated:
             model, known = self._model_of(device), self._offer(device)
             if known is None or not known[0].product or model == pin:
                 continue
-            # If a product has no model or several, the device is accepted if the claim's pin allows its product.
+            # If a product belongs to no model or to several, the device is accepted if the claim's selector allows the
+            # product.
             if model or not self.policy.products.among(self.policy.products.of_model(pin).patterns)(known[0].product):
                 models = (model,) if model else ()
                 return OtherCard(pin, known[1] or device.pool, device.device, known[0].product, models)

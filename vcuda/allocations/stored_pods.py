@@ -75,7 +75,10 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
         return self.annotations.get(key) or self.labels.get(key) or None
 
     def keys_of(self, scheme: Scheme) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the keys of one vendor's annotations, and of its labels. Some are cut short without ``whole_keys``."""
+        """Return the keys of one vendor's annotations, and of its labels.
+
+        If ``whole_keys`` was not set, some keys are only prefixes.
+        """
         annotations = (key for key in self.annotations if _owner(key, self.schemes) == scheme.name)
         labels = (key for key in self.labels if _owner(key, self.schemes, label=True) == scheme.name)
         return tuple(annotations), tuple(labels)
@@ -100,7 +103,7 @@ def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = F
 
 
 def _kept_of(name: str, value: str, *, runs: bool) -> tuple[str, bool]:
-    """Return the text of an annotation that is kept, and True if a rule needs more of it."""
+    """Return the part of an annotation's text that is kept, and True if a rule needs more than this part."""
     most = _MAX_LENGTHS.get(name, 0)
     kept, is_cut = value[:most], 0 < most < len(value)
     if name in _LISTS:
@@ -131,7 +134,7 @@ def _schemes_of(annotations: tuple[str, ...], labels: tuple[str, ...], asked: tu
 
 
 def _owner(key: str, schemes: tuple[Scheme, ...], *, label: bool = False) -> str | None:
-    """Return the name of the first scheme with an annotation or label of this name; None if no scheme has it."""
+    """Return the name of the first vendor's scheme that uses this annotation or label; None if no scheme uses it."""
     names = ((each.name, each.allocation_labels if label else each.allocation_annotations) for each in schemes)
     return next((scheme for scheme, own in names if is_listed_key(key, own)), None)
 
@@ -223,7 +226,7 @@ class RequestCache:
         self._asked: dict[bytes, tuple[PodRequest, str | None]] = {}
 
     def read(self, pod: Pod) -> tuple[PodRequest, str | None]:
-        """Return a pod's GPU request, without faults, and its model. A stored pod is charged despite its faults."""
+        """Return a pod's GPU request, without faults, and its GPU model. Despite faults, a stored pod is charged."""
         spec = pod.spec
         text = _ENCODER.encode((spec.containers, spec.init_containers, spec.affinity, spec.node_selector))
         found = self._asked.get(text)
@@ -246,7 +249,7 @@ def read_stored(
     *,
     whole_keys: bool = False,
 ) -> StoredPod | None:
-    """Return a stored pod; None if it requests no GPU. ``known`` and ``labels`` must be those of ``cache``."""
+    """Return a stored pod; None if it requests no GPU. ``known`` and ``labels`` must equal those of ``cache``."""
     if not requests_gpus(pod, known):
         return None
     # The charge and the GPU model come only from the pod's spec, which users cannot change. Up to Kubernetes 1.30, the

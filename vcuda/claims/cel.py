@@ -70,7 +70,8 @@ def _conditions(expression: str) -> Iterator[str]:
         part = tokens[before + 1 : after]
         if part and part[0] == "device":
             quoted = (f'"{token[1:-1]}"' if token[0] in _QUOTES else token for token in part)
-            # `in` needs blanks around it, or the joined text would merge this operator with its operands.
+            # All blanks are removed, except around the operator `in`. Without blanks, `in` would merge with its
+            # operands.
             yield "".join(" in " if token == "in" else token for token in quoted)  # noqa: S105  # a token of CEL
 
 

@@ -26,13 +26,17 @@ from vcuda.requests.resources import BUILT_IN, CLASS, WHOLE_CARD, GpuResources
 
 
 class KindOffers(msgspec.Struct, frozen=True):
-    """The devices of one driver and type: all, and by GPU model. Of devices with equal charges, one is listed."""
+    """The devices of one driver and device type. Only one of several devices with equal charges is listed."""
 
     all: tuple[DeviceOffer, ...] = ()
     by_model: Mapping[str, tuple[DeviceOffer, ...]] = {}
 
     def on(self, model: str) -> tuple[DeviceOffer, ...]:
-        """Return the devices of a GPU model. If none is known: those of all models, or else an assumed device."""
+        """Return the devices of a GPU model.
+
+        If no device of the model is known, return the devices of all models. If no device is known, return an assumed
+        one.
+        """
         return self.by_model.get(model) or self.all or (_UNSEEN,)
 
 
@@ -87,7 +91,7 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def capacities_of(self) -> Mapping[str, Set[str]]:
-        """By the name of a driver: the names of all capacities that the driver's devices have."""
+        """Maps the name of a driver to the names of all capacities (such as memory) that its devices have."""
         found: dict[str, set[str]] = {}
         for offer in self.devices.offers:
             found.setdefault(offer.driver, set()).update(name for name, _ in offer.capacities)
@@ -124,9 +128,9 @@ class ClaimEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Shape(NamedTuple):
-    """The properties of a claim's entry that decide the charge of one device, and the pin that the entry gets.
+    """The properties of a claim's entry that decide the charge of one device, and the entry's selector for a model.
 
-    A claim may have 64 entries. For each GPU model, the work is done once for each shape and not for each entry.
+    A claim may have 64 entries. Entries with equal properties are handled together, once for each GPU model.
     """
 
     found: DeviceKind
@@ -161,7 +165,8 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
     policy: ClaimPolicy
     digest: ClaimDigest = ClaimDigest()
 
-    # Many entries of a claim can have equal pins or products. So models are looked up once for each pin and product.
+    # Many entries of a claim can have equal products, or equal pins (selectors for one GPU model). So the GPU model is
+    # looked up once for each pin and product.
     @functools.cached_property
     def _models_of_pin(self) -> Mapping[ClaimPin, frozenset[str | None]]:
         model_of = self.policy.products.model_of_pattern
@@ -193,7 +198,10 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def _counts(self) -> Mapping[frozenset[tuple[_Shape, int]], int]:
-        """The largest count of each shape in a device request, with the number of device requests that are equal."""
+        """Groups of equal device requests: their entries' properties and counts, with the number of such requests.
+
+        If several entries of a request have equal properties, the largest count is kept.
+        """
         counts: dict[int, dict[_Shape, int]] = {}
         for entry in self.entries:
             of_request, shape = counts.setdefault(entry.request, {}), _Shape.of(entry)
@@ -202,7 +210,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def steps(self) -> int:
-        """The number of charges and pins that are computed for each GPU model."""
+        """The number of computations for each GPU model: of charges, and of pins (selectors for one GPU model)."""
         return len(self._shapes) + sum(map(len, self._counts))
 
     def _charge(self, model: str) -> Charge:
@@ -232,7 +240,10 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return _peak(charge_of_card(capacities, offer, found.worth) for offer in offers)
 
     def model(self, *, lenient: bool = False) -> str | None:
-        """Return the GPU model to which pins limit the claim, or None. ``lenient``: ignore unknown products."""
+        """Return the GPU model to which the claim's selectors (pins) limit it; None if they allow several models.
+
+        ``lenient``: ignore unknown products.
+        """
         pinned = {self._pinned_to(entry, lenient=lenient) for entry in self.entries}
         return next(iter(pinned)) if len(pinned) == 1 else None
 
@@ -264,12 +275,15 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def _pinned(self) -> tuple[str | None, ...]:
-        """For each entry, the GPU model to which its pins limit it; None if they do not limit it to one model."""
+        """For each entry, the GPU model to which its selectors (pins) limit it; None if they allow several models."""
         return tuple(self._pinned_to(entry, lenient=False) for entry in self.entries)
 
     @functools.cached_property
     def _constraints(self) -> Mapping[tuple[str | None, frozenset[str] | None, str], str]:
-        """The different pinned models, required products and MIG profiles, each with the path of its first entry."""
+        """The GPU models, product names and MIG profiles that entries of the claim require, without repetitions.
+
+        Each has the field path of the first entry that requires it.
+        """
         found: dict[tuple[str | None, frozenset[str] | None, str], str] = {}
         for entry, pinned in zip(self.entries, self._pinned, strict=True):
             found.setdefault((pinned, entry.products, _Shape.of(entry).profile), entry.path)
@@ -292,11 +306,12 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def _unpinned(self) -> Counter[_Shape]:
-        """The shapes of the entries that are not pinned to a model, each with the number of these entries."""
+        """The properties (`_Shape`) of the entries that are not limited to one GPU model, with the number of such
+        entries."""
         return Counter(_Shape.of(entry) for entry, pin in zip(self.entries, self._pinned, strict=True) if pin is None)
 
     def _pins(self, model: str) -> Mapping[_Shape, ClaimPin]:
-        """Return the pin for the entries of each shape if the claim is limited to a GPU model."""
+        """Return the selectors that limit the entries to a GPU model, one for the entries of each `_Shape`."""
         patterns, pins = self.policy.products.of_model(model).patterns, {}
         for shape in self._unpinned:
             driver, profiles = shape.found.driver or "", shape.pinned or ()
@@ -306,7 +321,10 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return pins
 
     def patch(self, model: str) -> list[Operation]:
-        """Return the JSON Patch that pins each charged request to a GPU model. `excludes` must return None for it."""
+        """Return the JSON Patch that limits each charged request to a GPU model.
+
+        The caller must ensure that `excludes` returns None for this model.
+        """
         selectors = {shape: {"cel": {"expression": write_pin(pin)}} for shape, pin in self._pins(model).items()}
         operations: list[Operation] = []
         for entry in (entry for entry, pinned in zip(self.entries, self._pinned, strict=True) if pinned is None):
@@ -320,7 +338,10 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
 
 def ambiguous(model: str, product: str) -> str:
-    """Return why no claim can be limited to ``model``: ``product`` matches it, but may be of another model."""
+    """Return the message that no claim can be limited to ``model``.
+
+    The cause: ``product`` matches the patterns of ``model``, but may belong to another model.
+    """
     return f"product {product} matches the products of {model}, but may belong to another model"
 
 

@@ -134,8 +134,8 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
             yield EntryRead(index, entry, tuple(self.pins[at] for at in positions), attributes)
 
     def has_room(self, added: Set[ClaimPin], entries: int) -> bool:
-        """Return whether the pins fit `MAX_PIN_BYTES` if each of ``entries`` entries gets one pin in ``added``."""
-        # Only the size of the pins can exceed a limit, because added pins change nothing else in the digest.
+        """Return whether all pins fit `MAX_PIN_BYTES` after each of ``entries`` entries gets one of ``added``."""
+        # The pins (selectors for one GPU model) change nothing else in the digest. So no other limit can be exceeded.
         size = sum(_size_of(pin) for pin in added - {*self.pins}) + entries
         return self.pin_bytes + size <= MAX_PIN_BYTES
 

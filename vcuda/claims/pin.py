@@ -34,7 +34,7 @@ _FORM = re.compile(
 _BEGINNING = f'"{PRODUCT}" in device.attributes['
 _PIECE = re.compile(r"\\(.)|(\[ -\]|\.\*|\.|\|)|(.)", re.DOTALL)
 _MEANING = {"[ -]": "-", ".*": "*", ".": "?"}
-# Folded patterns lack the vendor's name, which most drivers write before the product.
+# Most drivers write the vendor's name before the product. But patterns lack it after `fold`, so it is optional here.
 _OPEN, _CLOSE = "(?i)^(?:nvidia[ -])*(?:", ")$"
 
 

@@ -1,4 +1,8 @@
-"""Finds the GPU model of a product name. All spellings of a product have the same model: names are compared folded."""
+"""Finds the GPU model of a product name.
+
+Names are compared after `fold`, which removes the vendor's name and the differences of letter case. So all spellings of
+a product have the same model.
+"""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping

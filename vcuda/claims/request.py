@@ -86,7 +86,7 @@ def _entry(path: str, name: str, read: EntryRead, found: DeviceKind, capacities:
 
 
 def _pins_of(read: EntryRead, found: DeviceKind) -> tuple[ClaimPin, ...]:
-    """Return the entry's pins (selectors for one GPU model) that name the entry's driver. A device must match all."""
+    """Return the entry's pins (selectors for one GPU model) for its own driver. A device must match all pins."""
     return tuple(pin for pin in read.pins if pin.driver == (found.driver or ""))
 
 

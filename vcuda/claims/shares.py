@@ -27,7 +27,8 @@ def charge_of_share(asked: Mapping[str, Decimal], offer: DeviceOffer) -> Charge:
         capacities[name].consumed(asked.get(name)) if name in capacities else asked.get(name)
         for name in (CORES, MEMORY)
     )
-    # If a share gets all memory of its card by default, charge one card's memory, not MiB: a model's cards may differ.
+    # If a share gets all memory of its card by default, the charge is one card's memory and not a number of MiB,
+    # because the cards of a model may have different memory.
     if MEMORY not in asked and MEMORY in capacities and memory == capacities[MEMORY].value:
         memory = None
     # The driver does not limit a share that requests no cores or memory. So charge all cores or one card's memory.
@@ -53,7 +54,8 @@ def charge_of_card(asked: Mapping[str, Decimal], offer: DeviceOffer, unlimited: 
     if shares is not None and shares.value:
         part = max(part, Fraction(shares.consumed(asked.get(SHARES))) / Fraction(shares.value))
     elif memory.default != memory.value:
-        # The mode is "unlimited": a claim takes no memory by default. In the mode "memory", it takes all memory.
+        # A claim takes no memory by default, so the driver's mode is "unlimited". In the mode "memory", a claim takes
+        # all memory by default.
         return unlimited if memory.default == 0 else WHOLE_CARD
     elif MEMORY in asked:
         return Charge(cores_of(part), _whole(taken / _MIB))

@@ -93,8 +93,9 @@ class Found(msgspec.Struct, frozen=True):
         return named.model_of(self.label) if self.label else ""
 
     def cards(self, facts: NodeFacts, known: GpuResources, published: DriverCards) -> float | None:
-        """Return the number of the node's cards; None if it is unknown. MIG slices count as what they are charged.
+        """Return the number of the node's cards; None if it is unknown.
 
+        A MIG slice counts as the part of a card that it is charged.
         ``published``: the devices that DRA drivers publish for the node.
         """
         for source in self.seen:
@@ -103,7 +104,8 @@ class Found(msgspec.Struct, frozen=True):
         for scheme in known.schemes:
             if cores := facts.offered.get(scheme.cores):
                 return cores / CORES_PER_CARD
-        # If a register cannot be read, the plain resource may count parts of cards.
+        # If a register (a vendor's list of the node's cards) cannot be read, the vendor may share the cards. Then the
+        # amount of nvidia.com/gpu may count parts of cards.
         if facts.malformed:
             return None
         model = self.model(known.models)

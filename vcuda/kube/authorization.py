@@ -34,7 +34,7 @@ class AuthorizerGrace:
         self._rejected: dict[str, tuple[float, float]] = {}
 
     def covers(self, message: str) -> bool:
-        """Record a 403 with the API server's ``message``. Return True if the API server may have just started."""
+        """Record a 403 with this ``message``. Return True if the cause may be an API server that has just started."""
         found = _REJECTED.match(message)
         if found is None:
             return False

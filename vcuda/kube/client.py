@@ -313,7 +313,7 @@ def read_response(response: urllib3.BaseHTTPResponse, deadline: float, most: int
 
 
 def _too_large(text: bytearray, most: int) -> errors.TooLarge:
-    # The first bytes contain the name of the object.
+    # The error has the first bytes of the answer, because they contain the name of the too large object.
     return errors.TooLarge(f"the answer has more than {most} bytes", bytes(text[:_CHUNK]))
 
 
@@ -359,12 +359,14 @@ class Stream:
 
         Raises Unavailable if the connection breaks, and WatchLost if a line is too large.
         """
-        # If no data arrives, the connection may be dead. So the stream ends without an error, and a new one is opened.
+        # If no data arrives, the connection may be dead. The stream then ends without an error, and the caller opens a
+        # new one.
         try:
             with transport(self._what):
                 yield from split_lines(self._chunks())
         except errors.TooLarge as error:
-            # After a WatchLost, the caller lists all objects. So the change is not missed, although its event was lost.
+            # WatchLost makes the caller list all objects. So the object's change is not missed, although its event is
+            # lost.
             message = f"{self._what}: an event of {name_in(error.head)} has more than {MAX_OBJECT_BYTES} bytes"
             raise errors.WatchLost(message) from error
 

@@ -226,9 +226,9 @@ class VersionCheck:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def make(self, read: Callable[[], bytes], server: str) -> None:
-        """Check the Kubernetes version that ``read`` returns. If the server rejects ``read``, the version is unknown.
+        """Check the Kubernetes version in the answer that ``read`` returns.
 
-        Raises ApiError if the API server answers 401.
+        If the API server rejects the request that ``read`` sends, the version is unknown. Raises ApiError for a 401.
         """
         try:
             answer, rejected = read(), ""

@@ -27,7 +27,7 @@ _POD = Decoder(k8s_types.Pod)
 
 
 class _Turn(NamedTuple):
-    """A permission to LIST in a namespace until ``until`` (`time.monotonic`). ``timeout``: seconds for a page."""
+    """The time for LISTs of a namespace. It ends at ``until`` (`time.monotonic`). ``timeout``: seconds for a page."""
 
     kube: client.Kube
     namespace: str
@@ -76,14 +76,17 @@ class NamespaceCounter:
         return self._in_turn(namespace, self._count, timeout)
 
     def count_claims(self, namespace: str, extended: Collection[str]) -> ObservedClaims | None:
-        """Return the charges of the claims that are not in ``extended``; None if the API server serves no claims."""
+        """Return the charges of a namespace's claims; None if the API server serves no claims.
+
+        ``extended``: the names of claims to leave out, because their pods are charged instead.
+        """
         return _count_claims(*self.priced_claims(namespace, extended))
 
     def priced_claims(self, namespace: str, extended: Collection[str]) -> tuple[str, PricedClaims]:
         """List a namespace's claims. Return a pair: the resourceVersion of the LIST, and the claims with their charges.
 
         ``extended``: the names of claims to leave out, because their pods are charged instead. The version is empty if
-        the API server does not serve claims. Raises Unavailable if claims exist, but devices were not read yet.
+        the API server does not serve claims. Raises Unavailable if claims exist, but no devices have been read yet.
         """
         return self._in_turn(namespace, lambda turn: self._price(turn, extended))
 
@@ -105,7 +108,7 @@ class NamespaceCounter:
         config_version = self.resources().version
         listed, nodes = self._pods(turn), self.nodes()
         extended = charged_by_pods(listed.charged, nodes)
-        # Leave out each claim whose pod is charged instead. This pod is in the count, because pods are listed first.
+        # Pods are listed before claims, so the count contains each pod that is charged instead of its claim.
         claims = _count_claims(*self._price(turn, extended))
         return ObservedPods(
             listed.version,

@@ -55,7 +55,7 @@ class ServedWatches:
     @property
     def is_ready(self) -> bool:
         """True if all watches have listed their objects, or if resource.k8s.io/v1 was missing at an earlier check."""
-        # If an upgrade adds resource.k8s.io to the API server, `is_ready` stays True.
+        # If an upgrade adds resource.k8s.io to the API server, the watches start later, but `is_ready` stays True.
         return self._once_unserved or self.synced
 
     @property
@@ -155,7 +155,7 @@ class ClaimPolicies:
         self._charged: _ChargedBy | None = None
 
     def resources(self) -> GpuResources:
-        """Return the GPU resources that pods can request. Charges depend on the DeviceClasses and nodes read so far."""
+        """Return the GPU resources that pods can request, with charges by the DeviceClasses and nodes read so far."""
         return self.charged(self._quota.resources())
 
     def charged(self, known: GpuResources) -> GpuResources:
@@ -165,7 +165,7 @@ class ClaimPolicies:
         if made and made.known is known and made.devices is found and made.nodes is nodes:
             return made.charged
         charged = known.with_claimed(found.extended_resources if found else ()).with_registered(nodes.registered_cards)
-        # If no charge has changed, return the old object. A new object would make the callers decode all pods again.
+        # If no charge has changed, return the same object as before. After a new object, callers decode all pods again.
         charged = made.charged if made and made.known is known and charged.counts_like(made.charged) else charged
         self._charged = _ChargedBy(known, found, nodes, charged)
         return charged

@@ -87,8 +87,8 @@ class QuotaInformer:
         # Any thread may call this method, so it does not assign `_config`. A late assignment could overwrite a document
         # that the watch has just delivered.
         if self._config is None and self.reflector.synced.is_set() and not self._faulty:
-            # Every review compares the document with the one for which charges were prepared, so the object must stay
-            # the same.
+            # A review compares this object with the document for which charges were prepared. So return the same object
+            # each time.
             self._absent = self._absent or self._without_document()
             return self._absent
         return self._config
@@ -182,8 +182,8 @@ class NodeInformer:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        # A node's registers (annotations in which HAMi or vgpu-manager lists its cards), with a hash of their texts.
-        # Node objects change every few seconds, so unchanged registers are not parsed again.
+        # A node's registers (annotations in which HAMi or vgpu-manager lists its cards) by the hash of their texts.
+        # Node objects change every few seconds, but unchanged registers are not parsed again.
         self._registers: dict[str, tuple[bytes, Registers]] = {}
         self._log = structlog.get_logger()
         self._nodes = Nodes(self.keys)
@@ -205,7 +205,10 @@ class NodeInformer:
         return self.with_states()[0]
 
     def with_states(self) -> tuple[Nodes, NodeStates]:
-        """Return the nodes with their states. New states do not change the nodes, of which other indexes are made."""
+        """Return the nodes, and the states that show whether they can take new pods.
+
+        A change of states does not replace the `Nodes` object, because other indexes are computed from it.
+        """
         known = self.resources()
         with self._lock:
             if self._stale or self._nodes.named is not known.models:

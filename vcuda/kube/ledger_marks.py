@@ -165,7 +165,7 @@ class SeenVersions:
         return version if self.clock() < at + self.seconds else 0
 
     def note(self, namespace: str, version: str | None, *, anew: bool) -> None:
-        """Record the version of a ledger that was read or written. ``anew``: True to replace even a newer version."""
+        """Record the version of a ledger that was read or written. ``anew``: True to replace a newer version too."""
         known, seen, now = self.newest(namespace), int(version or 0), self.clock()
         self._seen.pop(namespace, None)
         self._seen[namespace] = seen if anew else max(seen, known), now

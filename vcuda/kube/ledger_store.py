@@ -221,8 +221,11 @@ class LedgerStore(NamespaceCounter):
         return stored
 
     def _closed(self, namespace: str, stored: Stored, timeout: float) -> Stored | None:
-        """Close a ledger, so that it admits nothing. It is outdated, because etcd was restored from a backup: this
-        process has read a newer version before. Pods that were charged in that version may still be stored later."""
+        """Close a ledger, so that it admits nothing.
+
+        The ledger is outdated, because etcd was restored from a backup: this process has read a newer version before.
+        Pods that were charged in the newer version may still be stored later.
+        """
         self._marks.renew(namespace, timeout)
         ledger = msgspec.structs.replace(stored.ledger, reserved={**stored.ledger.reserved, LOST: _everything()})
         body = self._encode(namespace, ledger, stored.version)
@@ -287,8 +290,8 @@ class LedgerStore(NamespaceCounter):
     ) -> Reflector[NamedLedger]:
         """Return a reflector of all ledgers. ``on_change`` is called with the namespace after a ledger changed.
 
-        ``on_charge`` is called instead after a write of this process, and after a write that leaves the charges of
-        stored pods unchanged, so that the caller may react later. Its arguments are the namespace and
+        If this process wrote the ledger, or if the charges of the stored pods did not change, ``on_charge`` is called
+        instead. The caller may react later to such a change. The arguments of ``on_charge`` are the namespace and
         `NamedLedger.pending_bytes`.
         """
 
@@ -341,7 +344,8 @@ def _written(ledger: Ledger, write: Callable[[], client.Heard]) -> Stored:
 
 
 def _everything() -> Reservation:
-    # The random counter identifies this closed ledger, so that its age is not confused with that of another ledger.
+    # The random counter identifies this closed ledger, so that no process confuses its age with the age of another
+    # ledger.
     return Reservation({}, secrets.randbits(53))
 
 

@@ -1,4 +1,4 @@
-"""The metrics of several programs: their version, and the objects that their watches could not decode."""
+"""Metrics that several programs export: the program's version, and the objects that its watches could not decode."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping

@@ -53,7 +53,7 @@ def living_pods(kube: Kube, seconds: float) -> Iterator[k8s_types.Pod]:
 
 
 def missing_registration(kube: Kube) -> Sequence[registration.MissingObject]:
-    """Return what is missing of the webhooks and policies that the manifests declare. Raises VcudaError."""
+    """Return the webhooks and policies of the manifests that the API server lacks or has changed. Raises VcudaError."""
 
     def get(kind: str, name: str) -> dict[str, Any] | None:
         path = f"/apis/admissionregistration.k8s.io/v1/{registration.RESOURCES[kind]}/{segment(name)}"

@@ -73,7 +73,10 @@ _NAME = re.compile(
 
 
 def read_skipped(head: bytes) -> tuple[Page, str, SkippedObject]:
-    """Read the start of a page with one too large object. Return an empty page, the next token, the object's name."""
+    """Read the first bytes of a page that has one object, which is too large.
+
+    Return the page without the object, the continue token of the next page, and the name of the object.
+    """
     found = _ITEMS.search(head)
     page, token = read_page((head[: found.end()] if found else head) + b"]}")
     return page, token, name_in(head[found.end() :] if found else b"")

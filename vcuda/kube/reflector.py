@@ -42,7 +42,7 @@ class Backoff:
     _steps: int = field(default=0, init=False)
 
     def next(self) -> float:
-        """Return the delay before the next attempt, and double the following delay."""
+        """Return the delay before the next attempt, and double the upper bound of the delay after it."""
         step = min(self.ceiling, math.ldexp(self.first, self._steps))
         self._steps = min(self._steps + 1, _MAX_DOUBLINGS)
         return step * (0.5 + self.draw() / 2)

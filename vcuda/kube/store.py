@@ -122,7 +122,7 @@ class Store(Generic[T]):
 
 
 class Listing(NamedTuple, Generic[T]):
-    """The result of a complete list: the decoded objects, the resourceVersion of the list, and the other objects."""
+    """A complete list: the decoded objects, its resourceVersion, and the objects that could not be decoded."""
 
     entries: dict[watch.Key, StoreEntry[T]]
     version: str
@@ -131,10 +131,10 @@ class Listing(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class ObjectReader(Generic[T]):
-    """Decodes objects. An object that is already stored at the same version is decoded again only if ``anew`` is True.
+    """Decodes objects. If an object cannot be decoded, this is counted and logged once, and its last value is used.
 
-    If an object cannot be decoded, this is counted, and logged once. The object's last good value is used. ``unread``:
-    where a list collects such objects; None for a watch.
+    An object that is already stored at the same version is decoded again only if ``anew`` is True.
+    ``unread``: collects the objects of a list that cannot be decoded; None for a watch.
     """
 
     decode: Callable[[bytes], T | None]
@@ -159,7 +159,7 @@ class ObjectReader(Generic[T]):
         return None if value is None else StoreEntry(meta.uid, meta.resource_version, value)
 
     def last_good(self, skipped: SkippedObject) -> Mapping[watch.Key, StoreEntry[T]]:
-        """Count an object that is too large. Return its last good value by its key, or an empty mapping."""
+        """Count an object that is too large. Return a mapping with its key and last good value, or an empty mapping."""
         key = watch.Key(*skipped)
         known = self.store.entry(key)
         self._leave_out(key, errors.TooLarge("the object is too large to be read", b""), kept=known is not None)

@@ -45,10 +45,11 @@ class ListTurns:
         self._rests_until: dict[str, float] = {}
 
     def run(self, namespace: str, make: Callable[[float], T], patience: float) -> T:
-        """Wait until LISTs of the namespace may begin, and return the result of ``make``, which gets their time limit.
+        """Wait until the namespace may be listed. Then call ``make``, which makes the LISTs, and return its result.
 
-        ``patience``: the most seconds to wait. Raises ListOverdue if the LISTs cannot begin in time, if they take too
-        long, or shortly after earlier LISTs of the namespace took too long. Also raises the errors of ``make``.
+        ``make`` gets the time limit of its LISTs. ``patience``: the most seconds to wait. Raises ListOverdue if the
+        wait or the LISTs take too long, and for some time after LISTs of this namespace took too long. Also raises the
+        errors of ``make``.
         """
         if (left := self._rests_until.get(namespace, 0.0) - self._clock()) > 0:
             raise self._overdue(namespace, left)

@@ -122,8 +122,8 @@ def until(stopping: threading.Event, items: Iterable[T]) -> Iterator[T]:
 class Watches:
     """Opens watches of one resource path, one after another. ``params`` are query parameters, for example selectors.
 
-    A watch ends after ``silence`` seconds without an event. If ``stopping`` or ``interrupted`` is set when a watch is
-    opened, it ends immediately. `abort` also ends the open watch, so that no thread waits for the next event.
+    A watch ends after ``silence`` seconds without an event. If ``stopping`` or ``interrupted`` is set before a watch is
+    opened, the watch ends immediately. `abort` ends an open watch, so that no thread waits for the next event.
     """
 
     kube: Kube

@@ -256,7 +256,8 @@ UIDS_REMEMBERED = 8192
 of a ledger encodes all its pending uids again."""
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-# The sum of a million pods, each with 15,000 containers of `MAX_UNITS` devices of `MAX_UNITS` cores, has 47 digits.
+# 64 digits are enough. The sum of a million pods, each with 15,000 containers of `MAX_UNITS` devices of `MAX_UNITS`
+# cores, has 47 digits.
 _FRACTION = re.compile(r"([0-9]{1,64})/([1-9][0-9]{0,23})", re.ASCII)
 _PACKED = 22
 _PADDING = "=="

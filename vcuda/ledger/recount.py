@@ -40,7 +40,7 @@ class Observed(msgspec.Struct, frozen=True):
     """The uids of deleted objects. ``seen`` includes them."""
 
     def with_deletions(self, watched: Self, counted: str) -> Self:
-        """Return the objects of this LIST, together with the deletions in ``watched``, which a watch observed.
+        """Return the objects of this LIST, together with the deletions that the watch ``watched`` has observed.
 
         ``counted``: the version at which the ledger was counted.
         """
@@ -77,7 +77,7 @@ class ObservedPods(Observed, frozen=True):
     """The longest grace period of the pods that use claims, in seconds; 0 if at most `UNSEEN_SECONDS`."""
 
     def after(self, watched: "ObservedPods", ledger: Ledger) -> "ObservedPods":
-        """Return the pods and claims of this LIST, together with the deletions in ``watched``."""
+        """Return the pods and claims of this LIST, with the deletions that the watch ``watched`` has observed."""
         claims = self.claims
         if claims and watched.claims:
             claims = claims.with_deletions(watched.claims, ledger.claim_resource_version)
@@ -208,7 +208,11 @@ class _Departed(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, observed: Observed, known: Collection[str], room: int) -> "_Departed":
-        """Return the count. ``room``: the most new terminating charges. ``known``: the keys to skip in ``vanished``."""
+        """Return the count of the stored and the deleted objects in ``observed``.
+
+        ``known``: the keys of deleted objects that already have a terminating charge. They are skipped. ``room``: the
+        largest number of new terminating charges.
+        """
         counted, new = observed.committed, {key: each for key, each in observed.vanished.items() if key not in known}
         held = dict(itertools.islice(new.items(), max(room, 0)))
         beyond = [(each.model, each.charge) for key, each in new.items() if key not in held]
@@ -239,12 +243,14 @@ def _unseen(model: str, charge: Charge, grace: int) -> Terminating:
 def _lost(
     ledger: Ledger, before: Mapping[str, Charge], version: str, observed: Observed, left: Mapping[str, Charge]
 ) -> Iterator[tuple[str, Charge]]:
-    """Yield pairs of a model and the charge by which its count fell from ``before``, counted at ``version``. The
-    difference omits ``left``: the charges of objects whose deletion a watch observed."""
+    """Yield each model whose count fell from ``before``, counted at ``version``, and the charge by which it fell.
+
+    ``left``, the charges of objects whose deletion a watch observed, is not part of the yielded charge.
+    """
     if not is_older(version, observed.since):
         return
-    # The charge of a new pod can hide that of a deleted pod in the sum. So add to ``before`` all charges that new pods
-    # may have: the pending charges that are stored by now, and the reservations of the webhook replicas.
+    # The charge of a new pod can hide the charge of a deleted pod in the sum. So add to ``before`` all charges that new
+    # pods may have: the pending charges that are stored by now, and the reservations of the webhook replicas.
     stored = ((each.model, each.charge) for uid, each in ledger.pending.items() if uid in observed.seen)
     known = charges_by_model([*before.items(), *stored])
     for model, charge in known.items():

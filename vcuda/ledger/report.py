@@ -15,7 +15,7 @@ from vcuda.quota.model import CORES_PER_CARD, Charge, Cores, Granted, Limit, Nam
 from vcuda.quota.terms import TOTAL, UNSTORED_CAUSE
 
 if TYPE_CHECKING:
-    # The plugin reads reports without the package kubernetes, which these modules import.
+    # These modules import the package kubernetes. The kubectl plugin reads reports without this package.
     from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
     from vcuda.allocations.stored_pods import StoredPod
     from vcuda.placement.nodes import Nodes
@@ -162,7 +162,7 @@ def report(
     ``claims`` must not include claims that are already charged to their pod. ``unstored``: the uids of the pending
     charges whose pods or claims should have been stored by now.
     """
-    # The name and the charge of each pod and claim, and whether it is a claim, by model.
+    # By model: each pod and claim with its name, its charge, and whether it is a claim.
     holders: dict[str, list[tuple[str, Charge, bool]]] = {}
     unpinned = []
     for pod in pods:
@@ -174,7 +174,8 @@ def report(
     for claim, taken in claims:
         for model, charge in taken.charges.items():
             holders.setdefault(model, []).append((claim.name, charge, True))
-    # The charges that fill a quota are larger than every cluster, and no pod uses them. So no figure includes them.
+    # If too many pods were deleted for the leader to keep each, a charge larger than any cluster fills the quota. No
+    # pod uses this charge, so no figure includes it.
     terminating = {key: each for key, each in ledger.terminating.items() if FULL not in key}
     is_full = len(terminating) < len(ledger.terminating)
     usages = msgspec.structs.replace(ledger, terminating=terminating).usages()

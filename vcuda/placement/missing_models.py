@@ -25,6 +25,6 @@ def model_warnings(models: Collection[str], known: Collection[str]) -> tuple[str
 # The most similar model name is cached, because every report on a namespace computes the same warnings.
 @functools.lru_cache(maxsize=256)
 def nearest(model: str, known: tuple[str, ...]) -> str:
-    """Return the question whether the most similar of the ``known`` models is meant, or else these models."""
+    """Return "did you mean …?" with the most similar model in ``known``. If none is similar, list ``known`` instead."""
     alike = difflib.get_close_matches(model, known, n=1) or [each for each in known if matches_model(each, model)]
     return f"did you mean {alike[0]}?" if alike else f"nodes have {listed(known, MAX_NAMES)}"

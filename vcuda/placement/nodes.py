@@ -115,7 +115,7 @@ class NodeStates(msgspec.Struct, frozen=True, dict=True):
     @classmethod
     def of(cls, names: Collection[str], states: Mapping[str, NodeAvailability]) -> "NodeStates":
         """Return the states of the nodes ``names``, which must be in the order of `Nodes.index`."""
-        # Bytes are changed in place. Changing an integer copies all of its bits, once for each node.
+        # The sets are built as bytes, which are changed in place. An integer would be copied as a whole for each node.
         by_state: dict[NodeAvailability, bytearray] = {}
         for at, name in enumerate(names):
             state = states.get(name, _UNKNOWN)
@@ -143,7 +143,7 @@ class NodeStates(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def closed(self) -> "NodeStates":
-        """The states without the taints that some pods may tolerate: only cordons and nodes that are not ready."""
+        """These states with only two kinds of taints: cordons and nodes that are not ready. The rest is left out."""
         return NodeStates(
             {each: nodes for each, nodes in self.tainted.items() if each == CORDON or _is_not_ready(each)}
         )
@@ -179,7 +179,7 @@ class NodeStates(msgspec.Struct, frozen=True, dict=True):
     def _untainted(self, tolerated: frozenset[tuple[str, str | None, str]]) -> int:
         found = _EVERY
         for (key, value, effect), nodes in self.tainted.items():
-            # An empty effect or, with the operator Exists, an empty key matches every one.
+            # An empty effect matches every effect. With the operator Exists, an empty key matches every key.
             same = ((key, value), (key, None), ("", None))
             if not any((*each, how) in tolerated for each in same for how in (effect, "")):
                 found &= ~nodes
@@ -203,7 +203,11 @@ class NodeStates(msgspec.Struct, frozen=True, dict=True):
     def _obstacles(
         self, resources: Mapping[str, int], tolerations: tuple[Toleration, ...] | None
     ) -> Iterator[tuple[int, tuple[str, str], str]]:
-        """Yield each obstacle with the nodes that have it, the verb for one node and for several, and the rest."""
+        """Yield the parts of a message for each obstacle to a pod.
+
+        The parts are the set of nodes with the obstacle, the verb for one node and for several nodes, and the following
+        words.
+        """
         cordons = NodeStates({CORDON: self.tainted.get(CORDON, 0)})
         not_ready = NodeStates({taint: nodes for taint, nodes in self.tainted.items() if _is_not_ready(taint)})
         yield ~self.offer(resources), ("does not offer", "do not offer"), amounts_of(resources)
@@ -352,7 +356,8 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
 
     def knows(self, model: str) -> bool:
         """Return whether a node has this GPU model, or the quota document names it."""
-        # Tenants can invent any number of other names. No quota admits a pod by such a name, and no node can run it.
+        # Other names are not known, because tenants can invent any number of them. No quota admits a pod by such a
+        # name, and no node can run it.
         return self.limited is None or model in self.limited or model in self.seen or model in self.named.rows
 
     def model_of(self, name: str) -> str | None:

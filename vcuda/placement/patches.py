@@ -34,7 +34,7 @@ class PinSettings(msgspec.Struct, frozen=True):
     """The hostnames of the nodes to exclude, because the scheduler that the pod names cannot assign their cards."""
 
     def of(self, schemes: Collection[Scheme]) -> "PinSettings":
-        """Return settings for a pod that requests resources of ``schemes``. A scheme's own scheduler is preferred."""
+        """Return settings for a pod that requests resources of these vendors. A vendor's own scheduler is preferred."""
         own = (scheme.scheduler or self.of_schemes.get(scheme.name) for scheme in schemes)
         return msgspec.structs.replace(self, scheduler=next(filter(None, own), self.scheduler if schemes else None))
 
@@ -61,7 +61,8 @@ class _NewRequirement:
         lists = [r.values for r in present if r.key == self.key and r.operator == self.operator and r.values]
         if any(map(self._is_enough, lists)):
             return None
-        # The term may list other label values of the same model. Without them, the term could match no node.
+        # The term may list other label values of the same model. The new requirement must include them, or no node
+        # could match both requirements.
         others = [value for values in lists for value in values if self.allows(value) and value not in self.values]
         return {**self.plain, "values": [*self.values, *dict.fromkeys(others)]} if others else self.plain
 
@@ -223,7 +224,8 @@ def type_annotations(
             missing = [kind for kind in avoided if kind.casefold() not in present]
             found[scheme.unwanted_models] = ",".join([*own, *missing])
         usable = tuple(kind for kind in usable if not contains_any(kind, map(str.casefold, avoided)))
-        # Two schemes may share this annotation. A scheme without known types must not replace the other scheme's types.
+        # Two vendors' schemes may use the same annotation. A scheme without known card types must not replace the types
+        # that the other scheme has written.
         if usable:
             found[scheme.wanted_models] = ",".join(usable[:MAX_TYPES])
     return found
@@ -233,7 +235,8 @@ def reachable_others(
     pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
 ) -> Iterator[str]:
     """Yield a description of the cards that a pod, limited to ``model``, could get without a charge for them."""
-    # Schedulers do not strip the blanks around an unwanted text. An empty wanted text matches every type.
+    # Schedulers do not strip the blanks around an unwanted text for the card type. An empty wanted text matches every
+    # type.
     for scheme in schemes:
         wanted, unwanted = _texts(pod, scheme.wanted_models), unwanted_texts(pod, scheme)
         cards = types.on(scheme.name, model)

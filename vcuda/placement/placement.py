@@ -186,7 +186,7 @@ def unwanted_texts(pod: Pod, scheme: Scheme) -> list[str]:
 
 
 def count_choices(pod: Pod, schemes: Iterable[Scheme]) -> int:
-    """Return the number of wanted and unwanted texts in a pod's annotations. Each is compared with every model."""
+    """Return how many wanted and unwanted texts a pod's annotations have. Each text is compared for every GPU model."""
     keys = (key for scheme in schemes for key in (scheme.wanted_models, scheme.unwanted_models) if key)
     texts = (pod.annotations.get(key, "") for key in keys)
     return sum(text.count(",") + 1 for text in texts if 0 < len(text) <= MAX_CHOICE)
@@ -222,7 +222,7 @@ def find_candidates(
         for model in quota.limits
     }
     unwanted = {model: next((why for why in each if isinstance(why, str)), None) for model, each in selected.items()}
-    # Each profile is looked up here, and again for the charge.
+    # Each MIG profile is looked up twice: here, and again for the charge.
     check(2 * len(quota.limits) * len(request.on_models.profiles) if request.on_models else 0)
     unwanted |= {model: why for model in quota.limits if (why := _without_card(model, request, nodes))}
     ordered, rule = ordered_models(pod.annotations, quota)

@@ -1,4 +1,4 @@
-"""Messages about limits that fall when a grant ends, or that rise when a grant begins."""
+"""Messages about grants (dated additions to a limit): a limit falls when a grant ends, and rises when one begins."""
 
 import functools
 import math
@@ -45,9 +45,10 @@ def coming(quota: NamespaceQuota, model: str, moment: float | None) -> str | Non
 
 
 def makes_room(quota: NamespaceQuota, shortage: Shortage, moment: float | None) -> bool:
-    """Return whether a grant that begins later can raise the limit enough for the request that lacks quota now.
+    """Return whether a grant (an addition to a limit) that begins later makes room for a request that lacks quota now.
 
-    Grants do not raise the limit of all models together."""
+    Grants do not raise the limit of all models together.
+    """
     model, limit = shortage.model, shortage.limit
     if shortage.of_total or moment is None or coming(quota, model, moment) is None:
         return False

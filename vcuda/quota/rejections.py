@@ -81,7 +81,7 @@ _FORECAST = re.compile(f"{would_be_pinned('')}([^ :]+)(?:: |$)")
 
 
 def read_forecast(warning: str) -> str:
-    """Return the model in a text of `would_be_pinned`; empty if this is another text."""
+    """Return the GPU model in a message that `would_be_pinned` wrote; empty for any other message."""
     found = _FORECAST.match(warning)
     return found[1] if found else ""
 

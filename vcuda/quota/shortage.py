@@ -64,7 +64,8 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
         def bare(amount: int) -> str:
             return card_count(amount) if in_cores else str(amount)
 
-        # The requested and the reserved amounts are differences of rounded sums, so that the message's numbers add up.
+        # The used amounts and their sums are rounded. The requested and the reserved amounts are differences of these
+        # rounded sums, so that the numbers in the message add up.
         used, total = amount(usage.in_use), amount(usage.used)
         asked = amount(usage.used + self.asked) - total
         missing = "can never fit" if self.can_never_fit else f"{bare(total + asked - (most or 0))} more needed"
@@ -76,7 +77,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
 
 
 def find_shortage(of_model: Shortage, limit: Limit | None, total_usage: Callable[[], Usage]) -> Shortage | None:
-    """Return the shortage of the limit that binds: that of the model, or that of all models together.
+    """Return the shortage of the limit that the request exceeds: the model's limit, or that of all models together.
 
     Return None if the request fits. ``limit``: the limit of all models together; None if there is none.
     ``total_usage``: returns the usage of all models together.
@@ -84,8 +85,8 @@ def find_shortage(of_model: Shortage, limit: Limit | None, total_usage: Callable
     found = [of_model]
     if limit is not None:
         found.append(Shortage(of_model.model, of_model.asked, total_usage(), limit, of_total=True))
-        # If both limits bind, name the model, because its cards count for both. But if the request can never fit all
-        # models together, say so.
+        # If the request exceeds both limits, report the model's limit, because cards of the model count for both
+        # limits. But if the request alone is larger than the limit of all models together, report this limit.
         found.sort(key=lambda each: each.of_total and each.can_never_fit, reverse=True)
     return next((each for each in found if not fits(each.limit, each.usage.used, each.asked)), None)
 
@@ -111,7 +112,7 @@ _NEEDED = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
 
 
 def read_shortages(text: str) -> Iterator[MissingQuota]:
-    """Yield what a text that contains sentences of `Shortage` says about each model."""
+    """Yield the missing quota of each model in a text that contains messages of `Shortage`."""
     # The text may contain a long text from the pod. So it is split, and not searched by a pattern.
     for sentence in text.split("; "):
         subject, _, rest = sentence.partition(" in namespace ")

@@ -108,7 +108,7 @@ def start_of(day: datetime.date, zone: ZoneInfo) -> float:
 
 
 def _clock_changes(begin: float, after: float, zone: ZoneInfo) -> list[float]:
-    """Return a list with the time between ``begin`` and ``after`` at which the offset from UTC changes, or no time."""
+    """Return the time between ``begin`` and ``after`` at which the offset from UTC changes, or an empty list."""
 
     def offset(moment: float) -> datetime.timedelta | None:
         return datetime.datetime.fromtimestamp(moment, zone).utcoffset()

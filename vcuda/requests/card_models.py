@@ -52,7 +52,7 @@ def common_product(one: str, other: str) -> str | None:
     def rest(at: int, by: int) -> str | None:
         left, right = one[at : at + 1], other[by : by + 1]
         if "*" in (left, right):
-            # A `*` ends here, or it also stands for the next character of the other pattern.
+            # There are two cases: the `*` ends here, or it also stands for the next character of the other pattern.
             ended = rest(at + 1, by) if left == "*" else rest(at, by + 1)
             if ended is not None:
                 return ended
@@ -167,8 +167,9 @@ class _Claimed(NamedTuple):
         return fold(self.name)
 
     def common(self, other: "_Claimed") -> str | None:
-        """Return a product that both names match; None if there is none."""
-        # A wildcard at the beginning of one pattern may stand for the vendor's name, which folded patterns lack.
+        """Return a product that both names, which may be patterns, match; None if there is none."""
+        # Patterns are compared without the vendor's name. But a wildcard at the beginning of one pattern may stand for
+        # this name.
         own, their, vendor = self.pattern, other.pattern, VENDOR.lower()
         pairs = ((own, their), (vendor + own, their), (own, vendor + their))
         return next((both for one, another in pairs if (both := _common(one, another)) is not None), None)

@@ -120,7 +120,7 @@ def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
 def read_worth(value: object) -> Cores:
     if isinstance(value, Decimal) and value.is_finite() and value <= 0:
         raise values.WrongValueError("must be above 0. For a resource that is not a GPU, write {}")
-    # A resource may count MiB. One MiB is much less than a hundredth of a card.
+    # One unit of a resource may be 1 MiB, which is much less than a hundredth of a card. So many decimals are allowed.
     return exact(CORES_PER_CARD * Fraction(values.read_cards(value, UNIT_DECIMALS)))
 
 

@@ -141,7 +141,7 @@ class MigCharges:
     def __init__(self, rows: Mapping[str, MigModel]) -> None:
         self._rows = rows
         self._tables: Callable[[str], tuple[MigTable, ...]] = functools.lru_cache(MODELS_REMEMBERED)(self._tables_of)
-        # Only names of bounded length are cached: the caller passes profiles without suffix.
+        # The cache cannot grow beyond bounds: the caller passes only profiles without suffix, whose names are short.
         self.on: Callable[[str, str], Charge | None] = functools.lru_cache(MODELS_REMEMBERED)(self._on)
         self.anywhere: Callable[[str], Charge | None] = functools.lru_cache(MODELS_REMEMBERED)(self._anywhere)
 
@@ -171,7 +171,7 @@ class MigCharges:
 
     def _tables_of(self, model: str) -> tuple[MigTable, ...]:
         row = self._rows.get(model, MigModel())
-        # The products say more than the model's name, which may be any text.
+        # Use the products of a model before the model's name, because the name may be any text.
         sources = (row.products, (model,))
         for names in sources:
             found = dict.fromkeys(each for name in names for each in _tables_of_name(fold(name), row.memory))
@@ -209,9 +209,10 @@ def _by_slices(profile: str, card: MigSlices, memory: int, tables: tuple[MigTabl
         return None
     taken = _listed(card, tables).get(profile, 0)
     if not taken and memory:
-        # The name has the memory in whole GB, so the nearest number of memory slices is meant.
+        # A profile's name has its memory in whole GB. So the nearest number of memory slices is meant.
         taken = max((2 * size * 1024 * card.memory + memory) // (2 * memory), 1)
-    # If the memory of a card is unknown, assume at least as many memory slices as of compute, rounded up.
+    # If the memory of a card is unknown, assume that the profile has at least the same share of the card's memory
+    # slices as of its compute slices, rounded up.
     taken = taken or -(-slices * card.memory // card.slices)
     return _charge(profile, card.slices, Fraction(taken, card.memory)) if taken <= card.memory else None
 

@@ -35,7 +35,8 @@ class ModelCharges(msgspec.Struct, frozen=True, gc=False):
     def on(self, model: str) -> Charge:
         charge = self.by_model.get(model, self.otherwise)
         for profile, count in self.profiles:
-            # A new pod with an unknown profile is rejected. A stored pod is charged a card for each.
+            # A new pod that requests an unknown profile is rejected. A stored pod is charged a whole card for each
+            # unknown profile.
             charge += (self.known.worth_of_profile(profile, model) or WHOLE_CARD) * count
         return charge
 
@@ -106,9 +107,13 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
         return self.scheme is not None and self.scheme.register is not None and self.plain != self.scheme.name
 
     def charge(self, kind: str, worth: CardWorth) -> Charge:
-        """Return the charge for the scheme or unit ``kind`` on a GPU model whose devices have the size ``worth``."""
+        """Return the charge for one kind of resource on a GPU model whose devices have the size ``worth``.
+
+        ``kind``: the name of a vendor's scheme, or of a unit (a resource of no scheme).
+        """
         charge = self.charges.get(kind, NOTHING)
-        # If a container states no cores, each device is charged 100 cores. So this quotient is the number of devices.
+        # If a container states no cores, each of its devices is charged 100 cores. So this quotient is the number of
+        # devices.
         devices = charge.cores // CORES_PER_CARD
         if kind == self.plain and worth.cores != CORES_PER_CARD:
             return Charge(devices * worth.cores, 0, devices * worth.cores)
@@ -205,7 +210,8 @@ def _units(kinds: Iterable[str], schemes: Iterable[Scheme]) -> Iterator[str]:
 def _needed(
     names: Iterable[str], containers: Iterable[tuple[str, Container]], asked: Iterable[ContainerCharge | None]
 ) -> dict[str, int]:
-    # The scheduler adds the sidecars of a pod. Here each init container counts alone, so the amount may be too small.
+    # The scheduler adds up the requests of a pod's sidecars. Here each init container, also a sidecar, counts alone. So
+    # the amount may be too small.
     alone = dict.fromkeys(names, 1)
     together: dict[str, int] = {}
     for (path, _), request in zip(containers, asked, strict=True):
@@ -316,7 +322,8 @@ def _read_units(asked: Mapping[str, int], known: GpuResources) -> tuple[dict[str
         worth = known.unit_of(name) if name not in known.scheme_of else None
         if worth is None:
             continue
-        # One unit may be charged several cards. The unit takes at most all 100 cores of each of these cards.
+        # One unit may be charged several cards. Then it takes at most the 100 cores of one card from each of these
+        # cards.
         per_card = max(per_card, min(math.ceil(worth.cores), CORES_PER_CARD)) if count else per_card
         charges[name] = worth * count
     return charges, per_card

@@ -212,7 +212,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def limits_without_scheme(self) -> tuple[ShareLimits, ...]:
-        """The libraries that may limit a share requested by a unit (a resource of no scheme) or by a ResourceClaim."""
+        """The libraries that may limit a share requested by a ResourceClaim or by a unit (resource of no vendor)."""
         return tuple(dict.fromkeys(each.limits for each in self.schemes if not each.limits.needs_scheme))
 
     @functools.cached_property
@@ -232,7 +232,8 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         The charge of a MIG profile is the largest on any GPU model, or a whole card if the profile is unknown.
         """
         name = unit_name(resource)
-        # A pod that requests a card by its DeviceClass may get an unshared card. So no row of the class applies to it.
+        # A pod that requests a card by the extended resource of a DeviceClass may get a card that no other pod shares.
+        # So the charge of a shared card in `gpu_units` does not apply.
         own = None if name in SHARED_CLASSES and name != resource else self.own_units.get(name)
         worth = own or BUILT_IN_UNITS.get(name)
         if worth is None and name.startswith(PROFILE):
@@ -240,7 +241,10 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return worth
 
     def worth_of_profile(self, profile: str, model: str | None = None) -> Charge | None:
-        """Return the charge of a MIG profile on a GPU model (None: the largest on any model); None if it is unknown."""
+        """Return the charge of a MIG profile on a GPU model; None if the charge is unknown.
+
+        If ``model`` is None, return the largest charge on any GPU model.
+        """
         if model is not None and not self._mig.has_mig(model):
             return None
         name = read_profile(profile)
@@ -253,7 +257,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
 
     def steps(self, resources: Iterable[str]) -> int:
         """Return the steps (function calls) that take as long as `unit_of` for these MIG profiles."""
-        # Each profile is compared with all cards whose slices ``gpu_models`` states.
+        # A MIG profile is compared with every kind of card whose slices ``gpu_models`` states.
         cards = len(self._mig.cards)
         return cards * sum(each.startswith(PROFILE) for each in resources) if cards else 0
 

@@ -122,7 +122,8 @@ def _with(scheme: Scheme, entry: _SchemeEntry | None) -> Scheme:
     set_here: dict[str, Any] = dict(entry.names)
     if entry.memory_mib:
         set_here["memory_unit"] = entry.memory_mib
-    # NVIDIA's own device plugin serves only nvidia.com/gpu. If ``count`` is another resource, every unit is a vGPU.
+    # NVIDIA's own device plugin serves only nvidia.com/gpu. If the setting ``count`` names another resource, each unit
+    # of it is a vGPU of this vendor, and not a whole card.
     plain = scheme.counts_plain_cards and entry.names.get("count", PLAIN_CARDS) == PLAIN_CARDS
     set_here["cores_by_memory"] = entry.default_cores
     set_here["scheduler_users"] = tuple(entry.service_accounts)
