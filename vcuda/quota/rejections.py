@@ -47,7 +47,10 @@ def no_model_usable(subject: str, rest: str) -> str:
 
 
 def unpatched(undone: Sequence[str], failure: str = "") -> str:
-    """Return the message for an object that lacks changes of /mutate. ``failure``: the known failure of /mutate."""
+    """Return the message for an object that lacks the changes that the webhook's path /mutate makes.
+
+    ``failure``: why /mutate failed; empty if unknown.
+    """
     cause = f"{_MUTATE_FAILED}: {failure}; " if failure else f"{UNPATCHED}: "
     return cause + "; ".join(undone)
 

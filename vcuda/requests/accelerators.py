@@ -32,9 +32,10 @@ VENDORS = (
 """The domains of accelerator vendors whose resource names do not say what they are. If a domain also has other
 resources, a slash and the beginning of the accelerators' resource names follow."""
 
-# Names such as volcano.sh/gpu-memory, baidu.com/xpu, cloud-tpus.google.com/v3 and doslab.io/vcuda-core. A plugin for
-# any device file names its resources after /dev, such as smarter-devices/nvidia0 and squat.ai/dri. The words dpu, ipu,
-# fpga, rdma, qat, card and accelerator are left out, because they often name other devices.
+# This pattern matches names such as volcano.sh/gpu-memory, baidu.com/xpu, cloud-tpus.google.com/v3 and
+# doslab.io/vcuda-core. A plugin for any device file names its resources after /dev, such as smarter-devices/nvidia0 and
+# squat.ai/dri. The words dpu, ipu, fpga, rdma, qat, card and accelerator are left out, because they often name other
+# devices.
 _TELLING_WORD = (
     r"(?=[^/]*/)(?:.*[^a-z0-9])?"
     r"(?:gpu[a-z0-9]*|[a-z0-9]*gpu|[hnptx]pu|[dg]cu|mlu|v?cuda|nvidia[a-z]*|dri|kfd|renderd|accel|mig-[1-9]g)"
