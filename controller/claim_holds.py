@@ -39,9 +39,9 @@ class LostAllocation(msgspec.Struct, frozen=True):
 
     ``claim``: the claim before the loss.
     ``charge``: the charges of the claim before the loss, by model; None if they could not be computed.
-    ``users``: the uids of all pods that used the devices. If they are unknown, one invented uid.
+    ``users``: the uids of all pods that used the devices. If the uids are unknown, one invented uid.
     ``version``: the resourceVersion of the watch event that showed the loss.
-    ``at``: the time of that event, in seconds. Without an event, the time of the LIST that showed no devices.
+    ``at``: the time of the event, in seconds. If there was no event, the time of the LIST that showed no devices.
     """
 
     claim: StoredClaim
@@ -122,9 +122,9 @@ class ClaimHolds:
             return [_unseen_user(uid) for uid in self._listed_bare.get(namespace, ())]
 
     def is_behind(self, namespace: str, stored: Iterable[StoredClaim]) -> bool:
-        """Return True if a claim in ``stored`` has other devices than `note` has recorded for the claim, or none.
+        """Return True if a claim has lost or changed the devices that `note` has recorded for the claim.
 
-        ``stored``: the claims of the namespace.
+        ``stored``: the claims that are stored in the namespace.
         """
         with self._lock:
             recorded = dict(self._allocated.get(namespace, {}))
@@ -172,7 +172,7 @@ class ClaimHolds:
             return
         if not users or len(users) > MAX_USERS_OF_LOSS:
             users = frozenset([_unseen_user(claim.uid)])
-        # The digest of the spec is only needed to compute an unknown charge.
+        # The charge is computed from the digest of the claim's spec. If the charge is known, drop the digest.
         digest = claim.digest if charges is None else PackedDigest(b"")
         kept = msgspec.structs.replace(claim, digest=digest, allocated=(), users=())
         lost = LostAllocation(kept, charges, users, version, at)
@@ -181,7 +181,7 @@ class ClaimHolds:
         self._lost.add(claim.namespace, lost.key, lost, at + self._pods.max_terminating_seconds)
 
     def _forget_unused(self, namespace: str) -> None:
-        """Forget the lost devices that surely no container uses, so that many normal deletions fill no namespace."""
+        """Forget lost devices that no container uses any more, so that fewer than `MAX_PER_NAMESPACE` are kept."""
         now = self._clock()
         if now < self._next_look.get(namespace, now):
             return

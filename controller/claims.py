@@ -52,7 +52,7 @@ class ClaimInformer:
         return self.reflector.listed_version
 
     def charges(self, namespace: str, extended: Collection[str] = ()) -> Iterator[tuple[StoredClaim, ClaimCharge]]:
-        # The scheduler made the claims in `extended` for pods with extended resources. Only these pods are charged.
+        # The scheduler made the claims in `extended` for pods with extended resources. Only the pods are charged then.
         return self._charged(self.claims(namespace), extended)
 
     def _charged(
@@ -66,10 +66,10 @@ class ClaimInformer:
     def observed(self, namespace: str, extended: Collection[str], grace: int) -> ObservedClaims | None:
         """Return the charges of a namespace's claims at one resourceVersion.
 
-        ``extended``: names of claims to leave out. ``grace``: the grace period, in seconds, of a pod that the pod watch
-        never showed. After this time, the devices that such a pod used are forgotten. Return None if claims or devices
-        have not been listed yet. Raises Unavailable while a claim of the namespace cannot be decoded, because its
-        charge is unknown.
+        ``extended``: names of claims to leave out. ``grace``: for how many seconds a pod that the pod watch never
+        showed may run after its deletion. After this time, the devices that the pod used are forgotten. Return None if
+        claims or devices have not been listed yet. Raises Unavailable while a claim of the namespace cannot be decoded,
+        because its charge is unknown.
         """
         self.reflector.check_read(namespace)
         price = self._store.claim_price()
@@ -112,14 +112,14 @@ class ClaimInformer:
         return self._holds.is_behind(namespace, self.claims(namespace)) or self._holds.awaits_pods(namespace)
 
     def _charge(self, claim: StoredClaim, price: ClaimPrice) -> ClaimCharge:
-        """Return a claim's charge. If no ResourceSlice lists its devices now, return at least its last charge."""
+        """Return a claim's charge. If no ResourceSlice lists the claim's devices, return at least its last charge."""
         found = price(claim)
         with self._lock:
             if not found.certain:
                 before = self._known.get(claim.uid)
                 return found.raised_by(before) if before else found
             self._known.pop(claim.uid, None)
-            # The claim may come from a snapshot. After its deletion, no event would remove the record.
+            # Do not record the charge of a claim that was deleted meanwhile, because no event would remove the record.
             if found.charges and not self._gone.has(claim.namespace, claim.uid):
                 self._known[claim.uid] = found
         return found

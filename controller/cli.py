@@ -268,7 +268,7 @@ def run_uninstall(*, kubeconfig: Path | None, ledger_namespace: str, timeout: in
 def _serve_page(
     address: manager.Address | None, page: UsagePage, source: LeaderSource, leader: manager.Leader
 ) -> Callable[[], AbstractContextManager[None]]:
-    """Serve the usage page if ``address`` is given. It shows data in the context that the returned function makes."""
+    """Serve the usage page if ``address`` is given. In a context of the returned function, it shows data."""
     if address is None:
         return nullcontext
     with cli.listening_for("--ui-address", address):
@@ -289,7 +289,7 @@ def _lead(
     ``contexts``: functions that create context managers. These are active while this replica is the leader.
     """
     with cli.listening_for("--status-address", address):
-        # A standby is ready when it has all pods. So a rollout ends a leader only when its successor knows them.
+        # A standby is ready when it has listed all pods. So a rollout ends a leader only when the next leader has them.
         server = httpd.serve_status(
             address,
             registry,
@@ -325,7 +325,7 @@ def _mutual_tls(certificate: Path | None, client_ca: Path | None) -> tls.Serving
 
 
 def _check_resync(storable: int, resync: int) -> None:
-    # The recounter may forget the age of a pending charge after one resync period. So the charge must expire earlier.
+    # After one resync period, the recounter may forget the age of a pending charge. So the charge must expire earlier.
     if resync < 2 * storable:
         message = f"must be at least twice --storable-seconds ({storable}); got {resync}."
         raise click.BadParameter(message, param_hint="--resync-seconds")

@@ -53,7 +53,7 @@ class Lease(k8s_types.K8sObject, frozen=True, gc=False):
 _LEASE = Decoder(Lease)
 
 FIRST_WARNING_SECONDS, MAX_SILENCE_SECONDS = 5.0, 300.0
-"""Seconds of failed requests until the first warning about the Lease, and the maximum seconds between two warnings."""
+"""Seconds from the first failed request for the Lease to the first warning, and most seconds between two warnings."""
 
 CALL_FAILURES = (errors.VcudaError, *k8s_types.UNDECODABLE)
 """The errors of a failed attempt to take or renew the Lease, including those of undecodable answers."""
@@ -68,7 +68,7 @@ class _Silence:
         self._next = FIRST_WARNING_SECONDS
 
     def failed(self, log: structlog.typing.FilteringBoundLogger, error: Exception, started: float) -> None:
-        """Record a failed attempt to get the Lease. If a warning is due, log it. ``started``: start of the attempt."""
+        """Record a failed attempt to get the Lease. Log a warning if it is due. ``started``: when the attempt began."""
         self._since = started if self._since is None else self._since
         lasted = self._clock() - self._since
         if lasted >= self._next:
@@ -121,7 +121,7 @@ class Elector:
 
     @property
     def holder(self) -> str:
-        """The holder when the Lease was last read. Empty if the Lease had no holder, or has not been read yet."""
+        """The holder when the Lease was last read. It is empty if the Lease had no holder, or has not been read yet."""
         return (self._observed and self._observed.spec.holder_identity) or ""
 
     @property

@@ -33,8 +33,8 @@ from vcuda.cli import family_of
 REQUEST_SECONDS = 10.0  # A client has this many seconds to send a whole request, and to read each part of the answer.
 MAX_HEAD_BYTES = 16 * 2**10
 
-# The maximum number of open connections. No client opens so many by accident. At this number, kubelet's probes are
-# rejected, too, so kubelet restarts the container.
+# The maximum number of open connections, which no client opens by accident. Further connections are rejected, even
+# kubelet's probes, so kubelet restarts the container.
 MAX_CONNECTIONS = 256
 SERVER_NAME = "vcuda-controller"
 
@@ -229,7 +229,7 @@ class _TimedSocket:
             return self.unwrapped.recv_into(buffer)
         except ssl.SSLError as error:
             # The TLS handshake failed, for example because the client has no certificate. After an SSLError, cheroot
-            # would log a traceback and answer on the failed connection. After a ConnectionResetError it does not.
+            # would log a traceback and answer on the failed connection. A ConnectionResetError has no such effect.
             raise ConnectionResetError(errno.ECONNRESET, str(error)) from error
 
     def send(self, data: bytes) -> int:
@@ -242,7 +242,7 @@ class _TimedSocket:
 
 
 class _TlsAdapter(cheroot.ssl.Adapter):
-    """Wraps each connection in the current TLS context. The worker that reads the first request does the handshake."""
+    """Wraps each connection in the current TLS context. The thread that reads the first request does the handshake."""
 
     def __init__(self, tls: Tls) -> None:
         self._tls = tls

@@ -10,14 +10,14 @@ import structlog
 T = TypeVar("T")
 
 MAX_PER_NAMESPACE, MAX_ENTRIES = 1024, 8192
-"""The most deleted objects that are remembered: of one namespace, and of all namespaces."""
+"""The most deleted objects that are remembered: first for one namespace, then for all namespaces together."""
 
 PRUNE_SECONDS = 10.0
-"""Seconds between two removals of the ended objects of all namespaces."""
+"""Seconds between two searches of all namespaces for remembered objects whose time is over."""
 
 
 class FullUntil:
-    """The namespaces with too many deleted objects. Such a namespace counts as full until the last of them has ended.
+    """The namespaces with too many deleted objects. Each counts as full until the last such object has ended.
 
     The class is thread-safe. ``clock``: returns seconds.
     """
@@ -44,9 +44,9 @@ class FullUntil:
 
 
 class Lingering(Generic[T]):
-    """Deleted objects by namespace and key, each until a time on ``clock``. The class is thread-safe.
+    """Remembers deleted objects by namespace and key, each until a time on ``clock``. The class is thread-safe.
 
-    If there are too many objects, those of one namespace are forgotten, and ``full`` records this namespace.
+    If there are too many objects, all objects of one namespace are forgotten, and ``full`` records this namespace.
     """
 
     def __init__(self, clock: Callable[[], float], full: FullUntil) -> None:

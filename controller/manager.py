@@ -30,7 +30,7 @@ from vcuda.placement.missing_models import model_warnings
 from vcuda.quota.terms import SYSTEM_NAMESPACES
 
 OFFERS = "offers"
-"""The key in the queue of changed models for a change of the resources that nodes offer."""
+"""The queue of changed GPU models has this key if the resources that nodes offer have changed."""
 SYNC_POLL_SECONDS = 0.1
 SILENCE_SECONDS = 3.0
 """If a standby has not seen the leader renew the Lease for this many seconds, the standby recounts the ledgers."""
@@ -67,10 +67,10 @@ class RunOptions(ClusterOptions, frozen=True, kw_only=True):
 
 
 class Leader:
-    """The watches and loops of a replica: of the leader, and before that of a standby.
+    """The watches and loops of a replica, which is first a standby and then perhaps the leader.
 
     A standby has all watches, so that it knows which objects were deleted before it leads. Its queues stay empty. If
-    the leader is silent, the standby only recounts ledgers, which any process may do at any time (docs/ledger.md).
+    the leader stops renewing the Lease, the standby only recounts ledgers, which any process may do (docs/ledger.md).
 
     ``on_fault``: called if a loop fails, or if the extender cannot start.
     """
@@ -99,7 +99,7 @@ class Leader:
         place = k8s.QuotaPlace(*options.quota_configmap, options.quota_key)
         self.quota = k8s.QuotaInformer(kube, place, system, self._quota_changed)
         # A pod that the webhook pinned to no GPU model is charged for the model of its node. So a change of a node may
-        # change charges in any namespace. Hundreds of nodes may change together, so a queue joins their changes.
+        # change charges in any namespace. Hundreds of nodes may change together. A queue combines their changes.
         self._models = workqueue.Reconciler(
             "models",
             lambda of: self._models_changed() if of != OFFERS else self._offers_changed(),
@@ -251,7 +251,7 @@ class Leader:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def trouble(self) -> str | None:
-        """Return a fault that a restart may repair, such as an ended watch or a stuck loop; None if there is none."""
+        """Return a fault that a restart may repair, such as an ended watch or a stuck loop; None without a fault."""
         # Only the loop of `garbage` is checked, because it works at regular intervals. The other loops work only after
         # events, so an idle loop could not be distinguished from a stuck loop.
         if not all(reflector.alive for reflector in self.reflectors().values()):
@@ -354,8 +354,8 @@ class Leader:
         return self.publisher.published_in() | {name for name in names if quota and quota.for_namespace(name)}
 
     def _namespace_changed(self, namespace: str) -> None:
-        # A new namespace needs a usage report. The report of a deleted namespace is dropped. If a label of a namespace
-        # has changed, the report may change.
+        # A new namespace needs a usage report. The report of a deleted namespace is deleted. If a label of a namespace
+        # has changed, its report may change.
         self.recounter.queue.add(namespace)
         self.publisher.reconciler.queue.add(namespace)
 

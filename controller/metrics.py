@@ -87,7 +87,7 @@ class UsageCollector(Collector):
 
     ``reports``: returns the last usage report of each namespace.
     ``reservation_ages``: returns for each namespace the seconds since its oldest reservation was renewed. A reservation
-    is quota that a webhook replica may use without a write. The result may include namespaces without a reservation.
+    is quota that a webhook replica may use without a write. The result may include namespaces without any.
     """
 
     reports: Callable[[], Mapping[str, NamespaceUse]]
@@ -101,7 +101,7 @@ class UsageCollector(Collector):
             by_namespace["vcuda_quota_unpinned_pods"].add_metric([namespace], len(use.unpinned))
             by_namespace["vcuda_quota_taking_effect"].add_metric([namespace], use.taking_effect)
             by_namespace["vcuda_quota_ledger_lost"].add_metric([namespace], use.ledger_lost)
-            # A reservation may have ended since `ages` was read, so its age counts only if the report has one, too.
+            # A reservation may have ended since `ages` was read. So its age counts only if the report still has it.
             if namespace in ages and any(model.reserved for model in use.models):
                 by_namespace["vcuda_quota_reservation_age_seconds"].add_metric([namespace], ages[namespace])
             if use.total:

@@ -35,13 +35,13 @@ from vcuda.quota.values import MAX_CARDS, MAX_MEMORY
 from vcuda.requests.resources import BUILT_IN, GpuResources
 
 REMEMBER_GONE_SECONDS = 180.0
-"""Seconds for which a deleted pod's uid is kept. It shows that a pod with a pending charge was stored and deleted."""
+"""Seconds for which a deleted pod's uid is kept. It proves that a pod with a pending charge was stored and deleted."""
 
 MAX_GONE = 32_768
-"""The most uids of deleted objects that are kept. If a uid is forgotten early, its charge is released later."""
+"""The most uids of deleted objects that are kept. If a uid is forgotten early, its pod's charge is released later."""
 
 EVERY_CARD = Charge(MAX_CARDS * CORES_PER_CARD, MAX_MEMORY)
-"""A charge that fills every limit."""
+"""A charge as large as the largest possible limit."""
 
 KeptPod = StoredPod | ClaimUser
 
@@ -61,7 +61,8 @@ class GoneUids:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._in_order: deque[tuple[float, str, str]] = deque()
-        # A watch may report a deletion twice. So each uid is counted, and kept until its last report is forgotten.
+        # A deletion may be reported twice. So the reports of each uid are counted, and the uid is kept until its last
+        # report is old.
         self._by_namespace: dict[str, Counter[str]] = {}
 
     def add(self, namespace: str, uid: str) -> None:
@@ -108,7 +109,7 @@ class PodInformer:
     ``on_change``: called with the namespace of each ended or deleted pod. After a LIST, called with every namespace.
     ``on_growth``: called with the namespace of each pod that is new, or whose charge, node or grace period has changed.
     ``max_terminating_seconds``: the maximum number of seconds for which a deleted pod is assumed to run.
-    ``resources``: returns the GPU resources that pods can request. The caller must call `list_again` after a change.
+    ``resources``: returns the GPU resources that pods can request. After a change, the caller must call `list_again`.
 
     A bound pod has *vanished* if it was deleted before its containers had ended. They may run for its grace period.
     """
@@ -168,7 +169,7 @@ class PodInformer:
 
     @property
     def config_version(self) -> str:
-        """The version of the quota ConfigMap with which all charges were computed. A newer version may exist."""
+        """The version of the quota ConfigMap by which all charges were computed. A newer version may exist."""
         known, counted_by = self._resources(), self._counted_by
         return (known if known.counts_like(counted_by) else counted_by).version
 
@@ -179,7 +180,7 @@ class PodInformer:
         """
         self.reflector.check_read(namespace)
         config_version = self.config_version
-        # The caller may have read the nodes before a newer quota document, which can name more GPU models.
+        # The caller may have read the nodes under an older quota document, which names fewer GPU models.
         if nodes.version and is_older(nodes.version, config_version):
             config_version = nodes.version
         lives = self.lives(namespace)
@@ -229,11 +230,11 @@ class PodInformer:
                 yield pod.uid, Terminating(model, pod.charge_on(nodes), seconds)
 
     def _filling(self, namespace: str, nodes: Nodes) -> Mapping[str, Terminating]:
-        """Return charges that fill the quota of a namespace if too many of its pods and claims have been deleted."""
+        """If too many pods and claims of the namespace were deleted, return charges that use up its whole quota."""
         until = self.full.of(namespace)
         if (left := until - self._clock()) <= 0:
             return {}
-        # The key contains the end, because the ledger would otherwise keep an earlier end of the same key.
+        # The key contains the end of the charge. If an earlier charge had the same key, the ledger would keep its end.
         filling = {model: Terminating(model, EVERY_CARD, math.ceil(left)) for model in nodes.models}
         return {f"{model}{FULL}{until:.0f}": each for model, each in filling.items()}
 
@@ -332,6 +333,6 @@ def _charged_part(pod: KeptPod) -> KeptPod:
 
 
 def _counted(pod: KeptPod) -> tuple[object, ...]:
-    # The ledger and the search for pods over quota use these fields. Most events of a pod change none of them.
+    # The ledger and the search for pods over quota depend only on these fields. Most events change none of them.
     lasting = pod.live, pod.node, pod.terminating, pod.grace_seconds
     return (*lasting, pod.charge, pod.model, pod.extended_claim) if isinstance(pod, StoredPod) else lasting

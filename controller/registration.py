@@ -17,8 +17,8 @@ from vcuda.registration import CALLED, DECLARED, PROBE, VALIDATING, MissingObjec
 
 INTERVAL_SECONDS = 60.0
 INCOMPLETE_SECONDS = 5.0
-"""The interval while something is missing, so that a new installation is reported as in effect soon."""
-# The API server applies a new policy or label a moment later. So a policy counts as ignored only after some attempts.
+"""Seconds between two checks while an object is missing, to report soon that a new installation is complete."""
+# The API server applies a new policy or label after a short delay. So one attempt does not prove that it is ignored.
 ATTEMPTS, PAUSE_SECONDS = 10, 1.0
 
 NO_POLICIES = MissingObject(
@@ -34,12 +34,12 @@ NO_TRUST = MissingObject(
 )
 EXPIRED = MissingObject(VALIDATING, "vcuda-quota", "cannot be called, because the webhook's certificate has expired")
 HAS_EXPIRED = "certificate has expired"
-"""The API server's answer contains this text, if the reason is the time, and not the caBundle."""
+"""The API server's answer contains this text if the webhook's certificate has expired."""
 UNTRUSTED = "x509:"
 """The API server's answer contains this text if it does not trust the certificate of a webhook that it calls."""
 PLUGINS = tuple((each.kind, each.name) for each in (NO_POLICIES, NO_WEBHOOKS))
 
-# No policy applies to the probe in kube-system, and webhook config.quota.vcuda.io is called for its label.
+# No policy applies to this probe, as it is in kube-system. Its label makes the API server call config.quota.vcuda.io.
 _PROBED = "kube-system"
 _METADATA = {"name": PROBE, "namespace": _PROBED, "labels": {"quota.vcuda.io/config": "true"}}
 _BODY = msgspec.json.encode({"apiVersion": "v1", "kind": "ConfigMap", "metadata": _METADATA})
@@ -109,7 +109,7 @@ def inspect(
 ) -> tuple[Sequence[MissingObject], errors.VcudaError | None]:
     """Return what is missing, and the error of a probe that failed. Raises VcudaError if no object can be read.
 
-    A finding about a plugin that is in ``known`` is kept while its probe fails. It does not depend on the other probe.
+    Each admission plugin has its own probe. If the probe of a plugin in ``known`` fails, the plugin stays missing.
     """
     missing, failure = objects.missing_registration(kube), None
     for each, probe in ((NO_POLICIES, is_evaluated), (NO_WEBHOOKS, lambda: _is_called(kube))) if not missing else ():
@@ -125,7 +125,7 @@ def inspect(
 
 
 def _is_called(kube: Kube) -> bool:
-    """Return False if the API server admits the ConfigMap that the webhook rejects, even by a failed call."""
+    """Return False if the API server admits the probe without a call of the webhook. A failed call counts as a call."""
     try:
         kube.post(f"/api/v1/namespaces/{_PROBED}/configmaps", _BODY, {"dryRun": "All"})
     except errors.Conflict:  # the ConfigMap exists, which is reported after all webhooks have admitted the probe

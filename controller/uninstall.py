@@ -2,8 +2,8 @@
 
 The order matters. If a webhook is registered but does not answer, the API server rejects pods. So the webhook
 configurations are deleted first. The policies reject the removal of the objects that they protect, so the bindings of
-the policies are deleted next. Then the webhook and the controller lose their write permissions. Finally, the
-finalizers, usage reports and labels are removed, which the webhook and the controller could otherwise write again.
+the policies are deleted next. Then the webhook and the controller lose their write permissions. Without these
+permissions, they cannot restore the finalizers, usage reports and labels, which are removed last.
 """
 
 import time
@@ -81,7 +81,7 @@ class Uninstall:
             raise errors.Unavailable(text)
 
     def _clean_by(self, deadline: float) -> bool:
-        """Call `_clean` until it finds nothing to remove. Return False if the deadline passes before that."""
+        """Call `_clean` until it finds nothing to remove. Return False if the deadline passes first."""
         while True:
             self.sleep(PAUSE_SECONDS)
             try:
@@ -94,7 +94,7 @@ class Uninstall:
                 return not found
 
     def _clean(self) -> bool:
-        """Remove finalizers of ledgers, labels of namespaces, and usage reports. Return True if there were any."""
+        """Remove finalizers of ledgers, labels of namespaces, and usage reports. Return True if any was removed."""
         ledgers = f"/api/v1/namespaces/{segment(self.ledger_namespace)}/configmaps"
         kept = [each for each in self._list(ledgers, {"labelSelector": NAMESPACE_LABEL}) if each.metadata.finalizers]
         for found in kept:

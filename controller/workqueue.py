@@ -1,8 +1,8 @@
 """The work queue and the reconcile loop that every duty of the leader uses. A loop reconciles one key at a time.
 
 The queue is like client-go's ``util/workqueue``, and the loop like controller-runtime's ``Reconciler``. An event only
-names the key, for example a namespace. One reconciliation of this key, called a turn, can serve many events. A later
-turn also does the work for an event that was missed.
+names the key, for example a namespace. One reconciliation of this key, called a turn, can serve many events. If an
+event is missed, a later turn does its work.
 """
 
 import heapq
@@ -67,7 +67,7 @@ class WorkQueue:
     def retry(self, key: str, delay: float) -> None:
         """Make a key due after ``delay`` seconds and not earlier, because its current reconciliation failed.
 
-        The minimum interval between two reconciliations of a key does not apply.
+        This retry may come before the minimum interval between two reconciliations of the key is over.
         """
         with self._changed:
             self._last_turn[key] = self._clock() + delay - self._min_interval
@@ -82,7 +82,7 @@ class WorkQueue:
             return key in self._due_at or recent
 
     def served(self, key: str) -> None:
-        """Record that a key's reconciliation has ended. If it has called `retry`, the key still counts as overdue."""
+        """Record that a key's reconciliation has ended. After a call of `retry`, the key still counts as overdue."""
         with self._changed:
             if key not in self._retried:
                 self._unserved.pop(key, None)
@@ -147,7 +147,7 @@ class WorkQueue:
 class Reconciler:
     """Reconciles the keys of its queue, one after the other, until it is stopped.
 
-    ``reconcile``: reconciles one key. It returns the seconds until the next time, or None to wait for an event.
+    ``reconcile``: reconciles one key. It returns the seconds until the next call, or None to wait for an event.
     It must be safe to call at any time, and any number of times.
     ``retry_seconds``: the delay of a key's first retry. Later delays are longer. A key is retried if the API server
     rejects a call or does not answer, or if an object cannot be decoded. Any other exception is a bug, and ends `run`.

@@ -15,7 +15,8 @@ REASON = "GPUModelInDoubt"
 
 EVENT_SECONDS = 300.0  # Minimum seconds between two Events that report the same doubt about the GPU model of a node.
 RENEWAL_SECONDS = 3700.0
-"""Seconds until an Event about an unchanged doubt is written again. By then the API server has deleted the old one."""
+"""Seconds until an Event about an unchanged doubt is written again. By then the old
+Event."""
 
 
 class DoubtReports:
@@ -29,7 +30,7 @@ class DoubtReports:
         self._logged: dict[str, dict[Doubt, tuple[str, float]]] = {}
 
     def report(self, node: ObservedNode, doubts: Mapping[Doubt, str]) -> float | None:
-        """Write an Event about each doubt that is new or due again. Return the seconds to the next Event, or None."""
+        """Write an Event about each doubt that is new or due again. Return the seconds until the next, or None."""
         now, delays = self._clock(), []
         logged = self._logged.setdefault(node.metadata.name, {}) if doubts else {}
         for doubt, text in doubts.items():
@@ -48,7 +49,7 @@ class DoubtReports:
 
     def _post(self, node: ObservedNode, doubt: Doubt, text: str, digest: str) -> None:
         subject = InvolvedObject("v1", "Node", node.metadata.name, "", node.metadata.uid)
-        # The Event's name depends only on the node and the doubt, so that a new leader does not repeat the Event.
+        # The Event's name depends only on the node and the doubt, so that a new leader does not write the Event again.
         event = Event(subject, f"model-{doubt}-{digest}", REASON, text, COMPONENT, type="Warning")
         post_event_or_log(self._kube, event)
         self._log.warning("GPU model of a node in doubt", node=node.metadata.name, doubt=doubt, message=text)

@@ -92,7 +92,7 @@ class ModelLabels:
         self._devices = devices
         self._pods = pods
         self._resources = quota.resources
-        # If the configured label is that of NVIDIA's GPU feature discovery, only GPU feature discovery may write it.
+        # If --model-label is the label of NVIDIA's GPU feature discovery, the controller must not write it.
         self._writes = writes and nodes.keys.model != PRODUCT
         self._reports = DoubtReports(kube, clock) if writes else None
         self._clock = clock
@@ -139,7 +139,7 @@ class ModelLabels:
             self._warnings.check()
             return PERIOD_SECONDS
         if self._known is None:
-            # Read the ResourceSlices first. Without ResourceSlices, a less reliable source could decide the label.
+            # Read the ResourceSlices first. Without them, a less reliable source of the model could decide the label.
             self._add_changed()
         node = self._nodes.reflector.get(("", name))
         if node is None:

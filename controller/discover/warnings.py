@@ -16,7 +16,7 @@ class ModelWarnings:
         self._logged: frozenset[str] | None = None
 
     def check(self) -> None:
-        """Log new warnings. The first check logs none, because the controller may be about to label the nodes."""
+        """Log new warnings. The first check logs nothing, because the controller may be about to label the nodes."""
         if self._logged is None:
             self._logged = frozenset()
             return

@@ -1,1 +1,1 @@
-"""The scheduler extender, which runs in the leading controller. It chooses the nodes and cards (GPUs) of vcuda pods."""
+"""The scheduler extender, which runs in the leading controller. It chooses the nodes and GPUs of vcuda pods."""

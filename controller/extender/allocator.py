@@ -33,10 +33,10 @@ DEADLINE_SECONDS = 12.0
 """The most seconds until the scheduler gets an answer: its httpTimeout of 15 s minus the 3 s of one API call."""
 
 MIN_CALL_SECONDS = 0.2
-"""If fewer seconds are left until the deadline, no API call is started, because the call would probably time out."""
+"""If fewer seconds than this are left until the deadline, no API call is started, as it would probably time out."""
 
 TURN_TIMEOUT_SECONDS = 5.0
-"""The most seconds for which a request of the scheduler waits until the pods of earlier requests are placed."""
+"""The most seconds for which a request of the scheduler waits until the pods of earlier requests have nodes."""
 
 _POD = Decoder(Pod)
 
@@ -206,7 +206,7 @@ class Allocator:
     def _write(
         self, node: str, deadline: Deadline, entry: JournalEntry | None = None, without: Container[str] = ()
     ) -> bool:
-        """Change the placements in a node's journal. If another process has changed it, read it and return False."""
+        """Write a node's journal and return True. If another process has changed it, read it and return False."""
         journal = self._cache.journal(node)
         if journal is None:
             raise NotPlaced(f"the placements on {node} are not known yet")
@@ -266,7 +266,7 @@ class Allocator:
         return self._now() // 10**9
 
     def _would_fit(self, pod: Pod, request: CardRequest, node: str, victims: protocol.Victims) -> bool:
-        # The pod's own cards count as free, because an earlier call may have placed the pod on this node.
+        # Cards that an earlier call has chosen for this pod count as free.
         found = self._cache.node_without(node, (*victims.uids, pod.metadata.uid))
         if not isinstance(found, Cards) or found.scheme is not request.scheme:
             return False
@@ -326,7 +326,7 @@ class Allocator:
                 self._log.info("earlier placement not removed yet", pod=entry.name, node=other, error=str(error))
 
     def _binding_landed(self, pod: Pod, args: protocol.BindingArgs, deadline: Deadline) -> bool:
-        # Return False if the pod or the node's journal has changed since it was read. `bind` then tries again.
+        # Return False if the pod or the node's journal has changed after this process read it. `bind` then tries again.
         request, annotations = cards.read_card_request(pod), {}
         if isinstance(request, Unplaceable):
             raise NotPlaced(request.text)
@@ -347,7 +347,7 @@ class Allocator:
         return True
 
     def _promise(self, pod: Pod, args: protocol.BindingArgs, deadline: Deadline) -> JournalEntry | None:
-        """Record in the node's journal that this version of the pod is being bound. Return None after a conflict."""
+        """Record in the node's journal that this version of the pod is being bound. Return None after a Conflict."""
         with self._alone():
             entry = self._cache.entries_of(args.uid).get(args.node)
             if entry is None:

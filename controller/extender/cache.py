@@ -117,7 +117,7 @@ class CardCache:
             return tuple(self._bound.get(node, {}).values())
 
     def unopened(self) -> frozenset[str]:
-        """Return the nodes with cards for which no journal (the stored placements of pods) was read or created yet."""
+        """Return the nodes with cards whose journal (the stored placements of pods) was not read or created yet."""
         with self._lock:
             return frozenset(n for n, cards in self._unused.items() if isinstance(cards, Cards)) - self._entries.keys()
 
@@ -139,7 +139,7 @@ class CardCache:
             return dict(self._cards)
 
     def without(self, uid: str) -> NodeCards:
-        """Return the cards of all nodes as if this pod used no card, so that the pod can be placed again."""
+        """Return the cards of all nodes as if this pod used no card, so that cards can be chosen for the pod again."""
         with self._lock:
             return {**self._cards, **{node: self._without(node, (uid,)) for node in self._nodes_of.get(uid, ())}}
 
@@ -147,7 +147,7 @@ class CardCache:
         with self._lock:
             return self._without(node, uids)
 
-    # The caller of each private method below must have acquired `self._lock`.
+    # The callers of the private methods below must have acquired `self._lock`.
 
     def _without(self, node: str, uids: Iterable[str]) -> Cards | Unplaceable:
         cards, entries = self._cards.get(node, UNREAD), self._entries.get(node, {})

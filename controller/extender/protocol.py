@@ -31,7 +31,7 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
         return self._result(names, {}, "")
 
     def failing(self, reasons: Mapping[str, Unplaceable]) -> bytes:
-        """Return an ExtenderFilterResult without nodes. Preemption skips nodes with a ``final`` reason."""
+        """Return an ExtenderFilterResult without nodes. On nodes with a ``final`` reason, no pod is evicted."""
         return self._result((), reasons, "")
 
     def failed(self, message: str) -> bytes:

@@ -201,7 +201,7 @@ class Extender:
         ):
             self._on_fault()
             return
-        # If the pod watch does not report a pod with a placement, the second call of `tidy` checks whether it exists.
+        # If the pod watch does not report a pod with a placement, the second call of `tidy` checks if the pod exists.
         for _ in range(2):
             self._attempt(self._allocator.tidy, NOT_TIDIED)
         self._repeat("placements", self._allocator.tidy, TIDY_SECONDS, NOT_TIDIED)

@@ -56,7 +56,7 @@ Remove = Callable[[StaleObject], None]
 
 
 class PatchRemover:
-    """Removes stale allocations. Each removal is logged, counted, and reported by an Event on the pod or node."""
+    """Removes stale GPU allocations. Each removal is logged, counted, and reported by an Event on the pod or node."""
 
     def __init__(self, kube: Kube, metrics: GarbageMetrics) -> None:
         self._kube = kube
@@ -73,8 +73,8 @@ class PatchRemover:
             if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
                 raise errors.Conflict(error.status, error.message) from error
             raise
-        # The Event is written after the patch, so it never reports a removal that failed. A crash between the two loses
-        # the Event.
+        # The Event is written after the patch, so it never reports a removal that failed. If the process crashes after
+        # the patch, there is no Event.
         for removal in found.removals:
             self._metrics.removed.labels(removal.scheme, removal.rule).inc()
             self._log.info("stale allocation removed", **_fields(found, removal))
@@ -141,7 +141,7 @@ class StaleAllocationGc:
         self._remove = remove
         self._timeout = timeout
         self._wall = wall
-        # `_served`: by queue key, the object at its last complete check. It is checked again only after a change.
+        # `_served`: by queue key, the pod or node at its last complete check. It is checked again after a change.
         self._served: dict[str, stored_pods.StoredPod | tuple[stale.Lock, ...]] = {}
         # `_future_seen`: by pod uid, allocation times that were in the future, and when this process first saw them.
         self._future_seen: dict[str, tuple[tuple[str, ...], float]] = {}
@@ -149,7 +149,7 @@ class StaleAllocationGc:
         self._locks_seen: dict[tuple[str, str], tuple[str, float]] = {}
         pods.follow(self._pod_changed)
         nodes.follow(self._node_changed)
-        # The key EVERYTHING is due at the start and then once per period. So a loop that handles no key is stuck.
+        # The key EVERYTHING is due now and once in each period. So a loop that handles no key for longer is stuck.
         self.add_all()
 
     def add_all(self) -> None:
@@ -171,7 +171,7 @@ class StaleAllocationGc:
             self._queue.add(name)
 
     def reconcile(self, key: str) -> float | None:
-        """Remove the stale allocations of one pod or node, or queue all objects. Return the seconds to the next check.
+        """Remove the stale allocations of a pod or node, or queue all of them. Return the seconds to the next check.
 
         ``key``: see `EVERYTHING`. Raises VcudaError, or an error of decoding.
         """
@@ -189,7 +189,7 @@ class StaleAllocationGc:
         return again
 
     def remove_stale(self, key: str) -> float | None:
-        """Read a pod or node, and remove its stale allocations. Return the seconds until the next may be stale.
+        """Read a pod or node, and remove its stale allocations. Return the seconds until another may be stale.
 
         Raises Conflict if every patch conflicted with another write. Raises other VcudaErrors, and errors of decoding.
         """
@@ -250,8 +250,8 @@ class StaleAllocationGc:
         times = stale.future_times(pod, now)
         if not times:
             return now
-        # If the time of an allocation is in the future, its age counts from when this process first saw that time. Only
-        # a new time restarts the count.
+        # If the time of an allocation is in the future, its age counts from when this process first saw that time. A
+        # newly written time restarts the count.
         known, seen = self._future_seen.get(pod.uid, ((), now))
         if not set(times) <= set(known):
             known, seen = times, now

@@ -12,7 +12,7 @@ from click.shell_completion import ShellComplete
 from controller.plugin import cli
 
 NO_FILES, FILES = ":4", ":0"
-"""Numbers that tell the shell not to suggest file names, or to suggest them: cobra's NoFileComp and Default."""
+"""`NO_FILES` tells the shell not to suggest file names, `FILES` to suggest them (cobra's NoFileComp and Default)."""
 
 
 def main() -> None:

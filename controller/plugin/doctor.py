@@ -35,12 +35,12 @@ from vcuda.registration import DECLARED, summarize_missing
 
 OK, WRONG, UNKNOWN = "ok", "wrong", "unknown"
 MAX_NAMES = 5
-"""The most names in one finding."""
+"""The maximum number of names that one finding lists."""
 
 MISSING_PERMISSION = "Give your account this permission"
 REMOVE_FINALIZERS = 'the commands under "The namespace of the ledgers is being deleted" in docs/troubleshooting.md'
 REPLICAS = {WEBHOOK: 3, CONTROLLER: 2}
-"""The number of replicas of each Deployment in the manifests."""
+"""The number of replicas that the manifests set for each Deployment."""
 _REFUSED = (registration.NO_TRUST, registration.EXPIRED)
 _DAY = datetime.timedelta(days=1)
 _CALL_FAILED = "failed calling webhook"
@@ -65,7 +65,7 @@ class Defect(NamedTuple):
 
 
 Examination = Callable[[Installation], Iterator[Defect | str]]
-"""A function that yields the faults that it finds, and a text for the case that it finds none."""
+"""A function that makes a check. It yields the faults that it finds, and a text to show if there is no fault."""
 
 
 def examine(
@@ -181,7 +181,7 @@ def _incomplete(deployment: Json, pods: int) -> str:
 
 
 def _versions(seen: Installation) -> Iterator[Defect | str]:
-    # An image policy may rewrite the images of pods, but not those of their templates. So both are compared apart.
+    # An image policy may rewrite the images of pods, but not of templates. So a pod is not compared with a template.
     for kind, images in (("pods", seen.images), ("templates", seen.template_images())):
         if len(set(images.values())) > 1:
             pairs = [f"{name} has {image}" for name, image in sorted(images.items())]

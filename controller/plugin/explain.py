@@ -93,8 +93,8 @@ def _read_template(api: Kubectl, namespace: str, name: str) -> Manifest:
 def _explain_pod(api: Kubectl, name: str, pod: Manifest) -> ExplainedObject:
     namespace = pod["metadata"]["namespace"]
     path = f"/api/v1/namespaces/{in_path(namespace)}/pods"
-    # HAMi-DRA may create a claim for a pod with a GPU limit. Its resource names are configurable, so every resource
-    # with a slash in its name may be a GPU.
+    # HAMi-DRA may create a claim for a pod with a GPU limit. HAMi-DRA's resource names are configurable, so every
+    # resource with a slash in its name may be a GPU.
     if any("/" in resource for each in entries(pod["spec"], "containers") for resource in _limits(each)):
         if len(namespace) > MAX_NAMESPACE_OBJECTS:
             return ExplainedObject(name, namespace, NOT_ASKED, "", TOO_LONG)
@@ -156,7 +156,7 @@ def _explain_claim(api: Kubectl, name: str, claim: Manifest) -> ExplainedObject:
 def pinned_model(body: bytes) -> str:
     """Return the GPU model to which a claim is pinned, in lower case; empty if there is none."""
     # If the namespace is in mode audit, no warning of the webhook names the GPU model. So the model is read from the
-    # CEL selector that restricts the claim to a model. The first pattern in the selector is the model in lower case.
+    # CEL selector that restricts the claim to a model. The first pattern in this selector is the model in lower case.
     devices = read_json(body)["spec"].get("devices") or {}
     requests = [
         entry
@@ -191,7 +191,7 @@ def _admitted(name: str, namespace: str, model: str, warnings: Sequence[str], ot
 
 
 def _tried(api: Kubectl, path: str, manifest: Manifest) -> tuple[Reply | errors.ApiError, tuple[str, ...]]:
-    """Create an object in a dry run, and return the answer. If the object exists, create another one like it.
+    """Create an object in a dry run, and return the answer. If the object exists, try another one like it.
 
     The second value is then a warning that the object exists.
     """
@@ -205,7 +205,7 @@ def _tried(api: Kubectl, path: str, manifest: Manifest) -> tuple[Reply | errors.
 
 
 def _existing(api: Kubectl, path: str, manifest: Manifest) -> tuple[str, ...]:
-    """Return a warning if an object of this name exists."""
+    """Return a warning if an object of this name exists, otherwise an empty text."""
     name = manifest["metadata"].get("name")
     try:
         api.get(f"{path}/{in_path(str(name or ''))}")

@@ -30,7 +30,7 @@ from vcuda.requests.config import QuotaConfig, parse_config
 
 WEBHOOK, CONTROLLER, CERTIFICATES, SECRET = "vcuda-webhook", "vcuda-controller", "vcuda-certs", "vcuda-webhook-tls"
 BROKEN = (*k8s_types.UNDECODABLE, KeyError, TypeError, AttributeError, ValueError)
-"""The errors of reading an object that somebody has edited."""
+"""The errors that reading an object may raise if somebody has edited the object."""
 
 _LEASE, _NAMESPACE = Decoder(Lease), Decoder(k8s_types.K8sObject)
 _NEVER = datetime.datetime.min.replace(tzinfo=datetime.UTC)
@@ -49,17 +49,17 @@ class Place(NamedTuple):
 
 
 class NamespaceFault(enum.StrEnum):
-    """The reasons why nothing can be created in a namespace. Each is a text that follows the name."""
+    """The reasons why nothing can be created in a namespace. In messages, each reason follows the namespace's name."""
 
     MISSING = "does not exist"
     TERMINATING = "is being deleted"
 
 
 class Replica(NamedTuple):
-    """A replica of the webhook. ``fault``: why it does not answer; empty if it is ready.
+    """A replica of the webhook. ``fault``: why the replica does not answer; empty if it is ready.
 
-    ``metrics``: its metrics without labels, by name; empty if they cannot be read.
-    ``forbidden``: True if the user must not ask the replica, so that it may be ready.
+    ``metrics``: the replica's metrics without labels, by name; empty if they cannot be read.
+    ``forbidden``: True if the user lacks the right to call the replica. The replica may then be ready.
     """
 
     pod: str
@@ -69,7 +69,7 @@ class Replica(NamedTuple):
 
 
 class LeaseState(NamedTuple):
-    """The Lease of the controller's leader. ``now``: the API server's time of the read."""
+    """The Lease of the controller's leader. ``now``: the API server's time when the Lease was read."""
 
     holder: str
     renewed: datetime.datetime

@@ -24,7 +24,7 @@ MAX_ANSWER_BYTES = 16 * 2**20
 """The maximum size of a response in bytes. An object in etcd has at most 1.5 MiB, which may be 9 MiB as JSON."""
 
 PAGE = 200
-"""The number of objects on the first page of a LIST. If a page is too large, it is requested with a quarter of them."""
+"""The number of objects on the first page of a LIST. If a page is too large, a quarter as many are requested."""
 
 SECONDS = 30
 """The timeout of one request, in seconds."""
@@ -58,8 +58,8 @@ def in_path(name: str) -> str:
 
 
 def read_json(body: bytes) -> Any:
-    """Return the JSON of the API server. Values that are nested too deep for Python are None, and no object has them in
-    a field that the plugin reads."""
+    """Return the JSON of the API server. Values that are nested too deep for Python become None. No field that the
+    plugin reads has such values."""
     return json.loads(shallow(body).decode(errors="replace"), parse_int=_number)
 
 
@@ -92,7 +92,7 @@ class Kubectl:
         return self._send("get", path, params).body
 
     def post_heard(self, path: str, body: bytes, params: Params | None = None) -> Reply:
-        """Create the object in ``body``. Return this object and the warnings. Raises the same errors as `get`."""
+        """Create the object in ``body``. Return the stored object and the warnings. Raises the same errors as `get`."""
         return self._send("create", path, params, "--filename=-", body=body)
 
     def list_objects(self, path: str, params: Params | None = None) -> Iterator[dict[str, Any]]:

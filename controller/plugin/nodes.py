@@ -39,7 +39,7 @@ from vcuda.requests.resources import PLAIN_CARDS, GpuResources, ProductRow
 
 T = TypeVar("T")
 
-# An installation in another namespace is not checked.
+# An installation in a namespace other than vcuda-quota is not checked.
 _WEBHOOK = "/apis/apps/v1/namespaces/vcuda-quota/deployments/vcuda-webhook"
 _NODE = Decoder(k8s_types.Node)
 _POD = Decoder(k8s_types.Pod)
@@ -185,7 +185,7 @@ def _config(kube: Kube, place: QuotaPlace) -> tuple[QuotaConfig, tuple[str, ...]
 def _model_cards(
     kube: Kube, quota: Quota, rows: Iterable[GpuNode], closed: Collection[str], *, is_known: bool
 ) -> Iterator[PromisedCards]:
-    """Yield the cards of each model. ``closed``: nodes that take no new pods. ``is_known``: False without a quota."""
+    """Yield the cards of each model. ``closed``: nodes that take no new pods. ``is_known``: True with a quota."""
     promised: Counter[str] = Counter()
     for limits in _limits_in_force(kube, quota):
         promised.update({model: limit.most_cores for model, limit in limits.items()})
@@ -235,7 +235,7 @@ def without_scheduler(scheme: str) -> str:
 
 
 def _without_scheduler(kube: Kube, known: GpuResources, seen: Iterable[_Seen]) -> set[str]:
-    """Return the schemes with a register on a node for which nothing names a scheduler; empty if that is unknown."""
+    """Return the vendors' schemes in use for which no scheduler is set; empty if this cannot be found out."""
     own = [each for each in known.schemes if each.register and not each.scheduler]
     found = {scheme.name for each in seen for scheme in own if is_alive(scheme, each.facts, each.registers)}
     if not found:

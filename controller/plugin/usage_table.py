@@ -14,7 +14,7 @@ def use_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
     """Yield a table row for each GPU model of a namespace, and for all models together if the quota limits them. If the
     namespace has no model, yield one row.
 
-    The first column has the namespace's name, and after it notes in parentheses, such as the mode.
+    The first column has the namespace's name, followed by notes in parentheses, such as the mode.
     """
     found = {
         use.mode: use.mode != Mode.ENFORCE,

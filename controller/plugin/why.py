@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 
 class ReadKind(NamedTuple):
-    """A kind of workload. ``short``: kubectl's short name. ``children``: plural of the kind between it and its pods."""
+    """A kind of workload. ``short``: kubectl's short name. ``children``: the kind between it and its pods."""
 
     kind: str
     api: str
@@ -147,9 +147,9 @@ def _pending(api: Kubectl, owners: Sequence[Json], namespace: str) -> list[Json]
 
 
 def _pinned_elsewhere(pods: Sequence[Json], asked: Sequence[ExplainedObject]) -> str:
-    """Return a hint if the scheduler has not placed a pod, and a new pod would get a model whose nodes can take it."""
+    """Return a hint if the scheduler has not placed a pod, and a new pod would get a model with nodes for it."""
     for pod, new in itertools.product(pods, asked[:1]):
-        # If a new pod gets another model only for lack of quota, the quota of the deleted pod would become free again.
+        # Give no hint if a new pod gets another model for lack of quota, which the deleted pod would release.
         name, model = f"Pod/{pod['metadata']['name']}", _model_of(pod)
         if model and _waits(pod) and lacks_node(model, new.reason):
             return (
@@ -164,7 +164,7 @@ def _model_of(pod: Json) -> str:
 
 
 def _waits(pod: Json) -> list[str]:
-    """Return why the scheduler has not placed a pod; empty if it has."""
+    """Return why the scheduler has not placed a pod; empty if the pod is placed."""
     return [
         f"the scheduler has not placed the pod: {each.get('message', '')}"
         for each in (pod.get("status") or {}).get("conditions") or ()

@@ -13,7 +13,7 @@ from vcuda.ledger.ledger import MARGIN_SECONDS, RESERVATION_SECONDS, UNSEEN_SECO
 from vcuda.quota.terms import MAX_TERMINATING_SECONDS, STORABLE_SECONDS
 
 SEEN_SECONDS = 5.0
-"""Seconds after which the watches normally have delivered an admitted pod."""
+"""Seconds within which the watches normally deliver an admitted pod."""
 
 
 class RecountTiming(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class Sighting(msgspec.Struct, frozen=True):
     """The moment at which this leader first saw a charge in a ledger.
 
     ``at``: this moment, in seconds.
-    ``watch``: the watch at this moment, if the charge was surely made after its beginning; otherwise None.
+    ``watch``: the watches (see `Watch`) at this moment, if the charge was surely made after they began; otherwise None.
     """
 
     at: float
@@ -114,9 +114,9 @@ class ChargeAges:
             kept.pop(namespace, None)
 
     def pending(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
-        """Return the expired pending charges. A pod with such a charge can never be stored if a new LIST lacks it."""
-        # If this leader has written the ledger since this watch began, it saw all charges that the ledger had then. So
-        # a charge that the leader sees now for the first time was made after the watch began.
+        """Return the expired pending charges. If a new LIST lacks such a pod, it can never be stored."""
+        # If this leader has written the ledger since this watch began, it knew all charges of the ledger at that time.
+        # So a charge that the leader sees now for the first time was made after the watch began.
         covered = watch if watch.is_of(self._written_under.get(namespace)) else None
         first = self._sightings(self._pending, namespace, ledger.pending, Sighting(now, covered))
         return Overdue.of({uid: first[uid].at + self._timing.storable_seconds for uid in ledger.pending}, now)
@@ -129,7 +129,7 @@ class ChargeAges:
     def seconds_unseen(self, namespace: str, ledger: Ledger, uid: str, watch: Watch, now: float) -> int:
         """Return for how many seconds a pod with a pending charge may still run, although the pod is not stored.
 
-        The pod may have been stored and force-deleted before the watch began. Return 0 if it was admitted after that.
+        The pod may have been stored and force-deleted before the watch began. Return 0 if the pod was admitted later.
         """
         seen = self._pending.get(namespace, {}).get(uid)
         if seen and watch.is_of(seen.watch):
@@ -147,7 +147,7 @@ class ChargeAges:
     def reservations(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
         """Return the webhook replicas whose reservations (quota that a replica may use without a write) have expired.
 
-        Such a replica has ended. Each pod that it admitted is stored by now, or can no longer be stored.
+        These replicas have ended. Each pod that they admitted is stored by now, or can no longer be stored.
         """
         known = self._renewed.pop(namespace, {})
         renewed: dict[str, tuple[int, float]] = {}

@@ -54,5 +54,5 @@ class GrantFollower:
 
 
 def _next(quota: Quota, moment: float) -> float:
-    """Return the next time at which a grant begins or ends, or a warning is due: exactly one day before such a time."""
+    """Return the next time, after ``moment``, at which a grant begins or ends, or will begin or end in one day."""
     return min(quota.next_change(moment), quota.next_change(moment + NOTICE_SECONDS) - NOTICE_SECONDS)

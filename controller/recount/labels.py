@@ -24,7 +24,7 @@ EXEMPT = "false"
 TAKING_EFFECT = "taking-effect"
 
 # The policy PROBE_POLICY (manifests/base/policies.yaml) rejects a ConfigMap named PROBE in each namespace for whose
-# pods the API server calls the webhook. So a dry run that creates the ConfigMap shows whether this is the case.
+# pods the API server calls the webhook. So a dry run that creates the ConfigMap shows whether the webhook is called.
 PROBE_POLICY = "in-effect.quota.vcuda.io"
 PROBE_INTERVAL_SECONDS = 0.5
 RETRY_SECONDS = 2.0
@@ -40,7 +40,7 @@ class NamespaceLabels:
     """
 
     def __init__(self, kube: Kube, quota: QuotaInformer, on_change: Callable[[str], None]) -> None:
-        # A label change must not wait for a minimum interval: a namespace is limited only after its label has changed.
+        # Labels change without a minimum interval, because a namespace is limited only after its label has changed.
         self.reconciler = workqueue.Reconciler(
             "label", self._reconcile, failure="namespace not labelled", retry_seconds=RETRY_SECONDS, min_interval=0.0
         )
@@ -116,8 +116,8 @@ class NamespaceLabels:
 def is_evaluated(kube: Kube, limited: Iterable[str]) -> bool:
     """Return False if a limited namespace shows that the API server does not evaluate policy `PROBE_POLICY`.
 
-    Another rejection shows nothing, for example of a namespace that is being deleted. Then probe the next one, of at
-    most `MAX_PROBES`. Raises the last ApiError if no namespace shows it.
+    If the probe is rejected for another reason, for example because the namespace is being deleted, the next namespace
+    is probed, at most `MAX_PROBES` in all. Raises the last ApiError if every probe was rejected for another reason.
     """
     failure: errors.ApiError | None = None
     for name in itertools.islice(limited, MAX_PROBES):

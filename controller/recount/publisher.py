@@ -16,7 +16,7 @@ from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.terms import USAGE_KEY, USAGE_LABELS, USAGE_NAME
 
 UNHURRIED_SECONDS = 5.0
-"""Minimum seconds between two reports of a namespace with free quota. They are not urgent, because no pod waits."""
+"""Minimum seconds between two reports of a namespace with free quota. No pod waits for these reports."""
 
 NAMESPACE_TERMINATING = "NamespaceTerminating"
 """The cause in a 403 answer: the object's namespace is being deleted (``corev1.NamespaceTerminatingCause``)."""
@@ -38,7 +38,7 @@ class Publisher:
     """Keeps the last usage report of every limited namespace, and publishes the report.
 
     The published ConfigMaps are watched. If a user changes or deletes a report, the report is written again. A report
-    of an earlier leader is deleted if its namespace is no longer limited.
+    of an earlier leader is deleted if the namespace is no longer limited.
     """
 
     def __init__(self, kube: Kube, clock: Callable[[], float] = time.monotonic) -> None:
@@ -136,7 +136,7 @@ def _collection(namespace: str) -> str:
 
 
 def limits_of(use: NamespaceUse) -> object:
-    """Return the mode, limits and state in a namespace's report. A change of any of these is published immediately."""
+    """Return the parts of a namespace's report whose changes are published immediately: mode, limits and state."""
     limits = [(model.model, model.limit, model.memory_limit, model.grants) for model in use.limits]
     return use.mode, use.taking_effect, use.unregistered, use.ledger_lost, use.unpinned, limits
 

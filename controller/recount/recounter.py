@@ -57,7 +57,7 @@ class Recounter:
 
     ``on_report``: called with a namespace and its usage after each recount. The usage of a namespace without a limit
     is None.
-    ``others``: returns more namespaces to recount, beyond those with a quota, a ledger or GPU pods.
+    ``others``: returns further namespaces to recount, which may have no quota, no ledger and no GPU pods.
     ``exists``: returns True if a namespace exists. A deleted namespace is no longer limited.
     """
 
@@ -158,7 +158,8 @@ class Recounter:
         return newer and not same
 
     def known_namespaces(self) -> Iterable[str]:
-        """Return the namespaces with a quota, a ledger, GPU pods or ResourceClaims, and those from ``others``."""
+        """Return the namespaces with a quota, a ledger, GPU pods or ResourceClaims, and those that ``others``
+        returns."""
         quota = self._quota.current()
         named = quota.namespaces if quota else ()
         with_ledger = (ledger.namespace for ledger in self.ledgers.snapshot().values())
@@ -177,7 +178,7 @@ class Recounter:
             except errors.Conflict:
                 queue.retry(namespace, CONFLICT_RETRY_SECONDS)
             except errors.LedgerLost as lost:
-                # A new ledger is closed: nothing can be charged to it. The webhook replica that creates the first
+                # A new ledger is closed, so nothing can be charged to it. The webhook replica that creates the first
                 # ledger of a namespace opens it immediately. So try again soon, before reporting a lost ledger.
                 if lost.missing < OPENING_SECONDS:
                     queue.add(namespace, OPENING_SECONDS)
@@ -324,7 +325,7 @@ class Recounter:
         if ledger.pending or ledger.terminating or ledger.reserved or stored.version is None:
             self._write(namespace, ledger, stored)
             return
-        # Wait until `due`, because webhook replicas that have not read the new quota yet would create the ledger again.
+        # Wait until `due`, because a webhook replica that has not read the new quota yet would create the ledger again.
         if (left := due - self._clock()) > 0:
             self.unlimited.queue.add(namespace, left)
             return
@@ -356,7 +357,7 @@ class Recounter:
     def note_ages(self) -> None:
         """Note since when the watches have run, and when the charges of each ledger were first seen.
 
-        A standby calls this regularly. When it recounts a ledger later, it need not measure these ages from then on.
+        A standby calls this method regularly. So if the standby recounts a ledger later, it already knows these ages.
         """
         watch, now = self._watching(), self._clock()
         ledgers = {each.namespace: each for each in self.ledgers.snapshot().values()}
@@ -372,7 +373,7 @@ class Recounter:
         return self._ages.watching(self.pods.since, self.claims.since, self._clock())
 
     def _absent(self, namespace: str, ledger: Ledger, uids: Collection[str], watch: Watch) -> Mapping[str, int]:
-        """Return those of the ``uids``, of expired pending charges, whose pods are not stored, and never can be.
+        """Of ``uids`` (of expired pending charges), return those whose pods are not stored and can never be stored.
 
         Each uid comes with the seconds for which the pod's containers may still run: 0 if the pod was never stored.
         """

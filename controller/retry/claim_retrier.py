@@ -22,7 +22,7 @@ MAX_AT_ONCE = 20  # One check of a namespace reads at most this many pods, those
 MAX_WOKEN = 10_000
 """The most pods of a namespace that are read after its free quota has grown. Their uids are kept in memory."""
 NEXT_LOOK_SECONDS = 5.0
-"""Seconds until the next check of a namespace. That check also finds Events written after the last check."""
+"""Seconds until the next check of a namespace. The next check finds Events that were written after the last."""
 
 
 class ClaimingStatus(k8s_types.K8sStruct, frozen=True, gc=False):

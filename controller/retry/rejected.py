@@ -30,7 +30,7 @@ MAX_OWNER_BYTES = 8 * 2**20
 """The most bytes of owners (ReplicaSets, Jobs …), in JSON, that one check keeps. A later check keeps other owners."""
 
 Reports = Callable[[str], bool]
-"""A function that returns True if a message reports a rejection of the sought kind."""
+"""A function that returns True if a message reports the kind of rejection that is searched for."""
 
 JOB_ENDED = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
 """The types of the conditions after which a Job creates no more pods."""
@@ -45,7 +45,7 @@ _COLLECTIONS = {
 # The controllers of ReplicaSets and ReplicationControllers report a rejection by the condition ReplicaFailure until
 # they can create a pod. The controllers of other kinds only write an Event, which the API server deletes after an hour
 # (--event-ttl). A LIST of ReplicaSets or ReplicationControllers is large, because it includes pod templates. So these
-# two kinds are listed only every few minutes, or if an Event or the last check has found a rejected one.
+# two kinds are listed only every few minutes, or if an Event or the last check has found a rejected owner.
 WITH_CONDITION = ("ReplicaSet", "ReplicationController")
 _WITH_EVENT = ("StatefulSet", "DaemonSet", "Job")
 
@@ -111,7 +111,7 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
         return min(parallelism, self.spec.completions - self.status.succeeded)
 
     def rejected_since(self, reports: Reports) -> str | None:
-        """Return when the condition ReplicaFailure began to report a sought rejection; None if it reports none."""
+        """Return since when condition ReplicaFailure has a message that ``reports`` recognizes; None if it has none."""
         # Kubernetes' controllers record only the text of a rejection, and no causes. So search the text.
         for condition in self.status.conditions or ():
             if condition.type == "ReplicaFailure" and condition.status == "True" and reports(condition.message):
@@ -151,7 +151,7 @@ class RejectedOwners:
         self.complete = True
         """False if an owner was dropped before any check has decided whether it retries."""
         self.paths: set[str] = set()
-        """The paths of all owners that this check has found, also of those that it dropped."""
+        """The paths of all owners that this check has found, including dropped owners."""
 
     @property
     def owners(self) -> list[RejectedOwner]:

@@ -42,7 +42,7 @@ MODELS_DELAY_SECONDS = 2.0
 MODELS_INTERVAL_SECONDS = 15.0
 """Minimum seconds between two checks of a namespace for pods without a usable model, in case a node's label flaps."""
 MAX_PODS = 1000
-"""At most this many missing pods of an owner are counted, to save time. So other owners may retry in vain."""
+"""Of the missing pods of one owner, only this many are counted, to save time. So later owners may retry in vain."""
 
 LISTED_EVERY_SECONDS = 300.0
 """Seconds after which ReplicaSets and ReplicationControllers are listed even if no Event refers to any of them."""
@@ -85,14 +85,14 @@ ALL_MODELS = ""
 def record_free(
     recorded: dict[str, Mapping[str, FreeQuota]], namespace: str, use: NamespaceUse | None
 ) -> tuple[Mapping[str, FreeQuota], bool]:
-    """Record a namespace's free quota by model. Return it, and True if it has grown for any model, or for all models
-    together."""
+    """Record a namespace's free quota by model, and return it. The second value is True if a model, or all models
+    together, have more free quota than before."""
     free = {model.model: FreeQuota.of(model) for model in use.models} if use else {}
     if use and use.total:
         free[ALL_MODELS] = FreeQuota.of(use.total)
     before = recorded.get(namespace, {})
     unlimited = bool(free) and ALL_MODELS in before.keys() - free.keys()
-    # Another thread reads the record at any time. So it is replaced in one step.
+    # Another thread may read the record at any time. So the record is replaced in one step.
     if free:
         recorded[namespace] = free
     else:
@@ -101,7 +101,7 @@ def record_free(
 
 
 def has_free_cards(free: Mapping[str, FreeQuota]) -> bool:
-    """Return True if a model has free cards, and all models together too."""
+    """Return True if a model has free cards, and all models together have free cards too."""
     of_models = (each.cores for model, each in free.items() if model != ALL_MODELS)
     return any(of_models) and (ALL_MODELS not in free or free[ALL_MODELS].cores > 0)
 
@@ -128,7 +128,7 @@ def select_retries(
     nodes: Nodes,
     known: GpuResources = BUILT_IN,
 ) -> list[RejectedOwner]:
-    """Return the owners that have free quota for at least one missing pod, after the pods of the owners before them.
+    """Return the owners that have free quota for at least one missing pod. Earlier owners take their quota first.
 
     ``free``: the free quota of each model. A pod takes quota of the first of its models with enough free quota.
     """
@@ -168,7 +168,7 @@ class Retrier:
     ) -> None:
         failure = "the controller could not check whether workloads were rejected"
         self.reconciler = Reconciler("retry", self._reconcile, failure=failure, clock=clock)
-        # These checks have their own thread, because one change of a node makes every limited namespace due.
+        # These checks have their own thread, because one change of a node causes a check of every limited namespace.
         self.models = Reconciler(
             "retry-models",
             self._retry_without_model,
@@ -206,7 +206,7 @@ class Retrier:
         found = find_rejected(self._kube, namespace, self._budget(), (), reports=lacks_model)
         nodes, known = self._nodes.current(), self._quota.resources()
         for rejected in self._in_time(oldest_first(found.owners), set()):
-            # A pod without free quota retries, too. Its next rejection says so, and ends when quota becomes free.
+            # A pod retries even without free quota. If its next rejection is for quota, it retries when quota is free.
             pod = rejected.owner.spec.template
             if placement.find_candidates(pod, read_request(pod, known), limits, nodes).models:
                 self._trigger(rejected)

@@ -6,7 +6,7 @@ would not work, because browsers outside the cluster cannot reach the leader's a
 ``/leading`` answers 200 on the leader and 503 on standbys.
 
 The page has no authentication. By DNS rebinding, a hostile web site could read the page through a user's browser: the
-site would resolve its own name to the address of this page. So the page is served only under known host names.
+site would resolve its own name to the address of this page. So the page answers only requests with a known host name.
 """
 
 import functools

@@ -22,7 +22,7 @@ MAX_HOLDERS = 5000
 class ModelCards(msgspec.Struct, frozen=True):
     """The cards of one GPU model in the whole cluster.
 
-    ``cards``: the number of cards of all nodes; None if it is unknown for a node.
+    ``cards``: the number of cards on all nodes; None if a node's number is unknown.
     ``used``: the charged cards. Pods and claims that are not placed yet count only if their quota is enforced.
     ``limits``: the sum of all namespaces' limits.
     """
@@ -38,7 +38,7 @@ class Holder(msgspec.Struct, frozen=True):
 
     ``model``: the GPU model; None if no model is known for the pod or claim.
     ``memory``: the charge in MiB.
-    ``node``: empty until the pod is bound or the claim is allocated.
+    ``node``: the name of the node; empty until the pod is bound or the claim is allocated.
     ``created``: the time of creation (RFC 3339).
     """
 
@@ -52,8 +52,7 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class Holders(msgspec.Struct, frozen=True):
-    """The pods and claims of a namespace, the most cards first. ``left_out``: the number of pods and claims beyond
-    `MAX_HOLDERS`."""
+    """The pods and claims of a namespace, the most cards first. ``left_out``: how many pods and claims are left out."""
 
     items: Sequence[Holder]
     left_out: int = 0
@@ -68,7 +67,7 @@ class Document(msgspec.Struct, frozen=True):
     """The data of the usage page, except the pods and claims of each namespace.
 
     ``namespaces``: the usage of each limited namespace, as `kubectl gpuquota` prints it, without its pods.
-    ``rejections``, ``removals``, ``certificates``: None until they are known.
+    ``rejections``, ``removals``, ``certificates``: None until the controller knows them.
     ``beyond``: the stored pods and claims that the quota would not admit now, each with the time of its first finding.
     ``docs``, ``grafana``: the URLs to which the page links; empty if there is none.
     """

@@ -70,7 +70,7 @@ class UsagePage:
 
 @contextmanager
 def advertising(kube: Kube, namespace: str, address: tuple[str, int]) -> Iterator[None]:
-    """In the ``with`` block, Service `SERVICE` routes its connections to this IP address and port."""
+    """In the ``with`` block, keep this IP address and port in the EndpointSlice of Service `SERVICE`."""
     stopping = threading.Event()
     advertiser = Advertiser(kube, namespace, SERVICE, address, "http")
     # If the loop that writes the EndpointSlice fails, only the usage page is unreachable. So `on_fault` does nothing.
@@ -149,7 +149,7 @@ def pod_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: Nod
 def claim_rows(
     claims: Iterable[tuple[StoredClaim, ClaimCharge]], quota: NamespaceQuota | None, devices: Devices
 ) -> Iterator[Holder]:
-    """Yield a table row for each claim and GPU model. The row shows the node of the claim's first device."""
+    """Yield a table row for each claim and GPU model. The row names the node of the claim's first device."""
     for claim, taken in claims:
         found = filter(None, map(devices.find, claim.allocated))
         node = next((node for _, node in found), "")
@@ -186,7 +186,7 @@ def cluster_cards(
     ``cards``: the cards of each model on all nodes. ``uses``: the usage report of each limited namespace. The report
     includes admitted pods that are not stored yet.
     ``others``: pairs of a GPU model and a charge, from the placed pods and claims of all namespaces whose quota is not
-    enforced. There, anybody can create pods for more cards than the cluster has. Such pods are never placed.
+    enforced. In these namespaces, anybody can create more pods than the cluster has cards for. These are never placed.
     """
     used: dict[str, float] = dict.fromkeys(cards, 0.0)
     limits: dict[str, float] = {}

@@ -1,7 +1,7 @@
 """Reports the pods and claims that the current quota would not admit, and evicts such pods if evictions are enabled.
 
-Events, a metric and the usage page report these pods and claims. A pod is evicted only if every check during a whole
-period has found the pod beyond the quota.
+Events, a metric and the usage page report these pods and claims. A pod is evicted only if all checks during a whole
+period have found that the pod exceeds the quota.
 """
 
 import enum
@@ -78,7 +78,7 @@ class Evictor:
     metrics: EvictionMetrics
 
     def evict_newest(self, namespace: str, uids: Collection[str]) -> str | None:
-        """Try to evict the newest pod in ``uids`` that is still beyond the quota. Return its uid; None if no pod is.
+        """Try to evict the newest pod in ``uids`` that is still beyond the quota. Return its uid, or None.
 
         Raises VcudaError or a decoding error if the pods cannot be listed and checked.
         """
@@ -113,8 +113,8 @@ class Evictor:
 
     def evict(self, pod: StoredPod, why: str) -> EvictionOutcome:
         """Evict this pod, and write an Event with the reason ``why``. Errors are logged, not raised."""
-        # The Event is written after the eviction, so it never reports an eviction that failed. A crash between the
-        # eviction and the Event loses the Event.
+        # The Event is written after the eviction, so it never reports an eviction that failed. If the process crashes
+        # after the eviction, there is no Event.
         subject, uid = _involved(pod), pod.uid[:8]
         log = structlog.get_logger().bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, why=why)
         try:
@@ -170,7 +170,7 @@ class ViolationOptions(msgspec.Struct, frozen=True):
 
 
 class OngoingViolation(msgspec.Struct, frozen=True):
-    """A violation, and when it was first found. ``since``: in monotonic seconds. ``at``: the same time in RFC 3339."""
+    """A violation, and when it was first found. ``since``: in monotonic seconds. ``at``: this time in RFC 3339."""
 
     violation: Violation
     since: float
@@ -209,7 +209,7 @@ class ViolationWatcher:
         self._ongoing: dict[str, Mapping[str, OngoingViolation]] = {}
         self._reported: dict[str, set[tuple[str, ViolationKind]]] = {}
         self._tried: dict[str, float] = {}
-        # `_announced`: by namespace, the uid of each pod or claim with an Event GrantEnds, and the end of the grant.
+        # `_announced`: by namespace, the uid of each pod or claim with an Event GrantEnds, and the grant's end.
         self._announced: dict[str, set[tuple[str, float]]] = {}
         self._log = structlog.get_logger()
 

@@ -68,7 +68,7 @@ def find_violations(
     """Return the most serious violation of each pod and claim of a namespace, the newest object first.
 
     The objects' charges are added up from the oldest to the newest, first for each model, and then for all models if
-    the quota has `total`. An object that does not fit is a violation and is not added. So the objects that were added
+    the quota has `total`. An object that does not fit is a violation, and its charge is not added. So the added charges
     are within the limits. Finished pods and terminating objects are left out.
     An object within the limit is a violation if it was given a card of another model than its charge, or if it is a
     claim with a request that the webhook rejects.
@@ -86,8 +86,8 @@ def find_violations(
             found.setdefault(violation.holder.uid, violation)
     if quota.total:
         every = sorted((each for model, held in by_model.items() if model for each in held), key=_age)
-        # Objects that already exceed the limit of their model are not added, so that no more objects than needed are
-        # found.
+        # Objects that exceed the limit of their model are not added again, so that no more objects than needed exceed
+        # `total`.
         found |= {
             each.holder.uid: each
             for each in _violations(namespace, quota, TOTAL, quota.total, every, left_out={*found})

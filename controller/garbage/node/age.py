@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from controller.garbage.node.names import Keep, KeepReason
 
-# The ages of at most this many directories are tracked. Other directories stay until a tracked directory is deleted.
+# The ages of at most this many directories are tracked. Further directories stay until a tracked directory is deleted.
 MAX_TRACKED = 100_000
 
 
@@ -19,8 +19,8 @@ class ObservedAge:
     """Tracks how long directories of deleted pods have been observed.
 
     A directory is old enough if at least two consecutive sweeps have found it, the first one ``seconds`` ago or
-    earlier. The Unix time ``stamp`` must be ``seconds`` ago, too. ``stamp`` alone is not enough, because the wall clock
-    may have jumped forward. A ``stamp`` in the future is ignored.
+    earlier. Its last change, the Unix time ``stamp``, must also be at least ``seconds`` ago. This condition alone is
+    not enough, because the wall clock may have jumped forward. A ``stamp`` in the future is ignored.
 
     Each sweep (one pass over all directories) calls ``begin``, and then ``hold`` for each directory of a deleted pod.
     If a sweep does not call ``hold`` for a directory, the age of the directory starts over.

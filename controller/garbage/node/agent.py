@@ -52,7 +52,7 @@ class DirectoryOutcome(msgspec.Struct, frozen=True):
 
 
 Report = Callable[[DirectoryOutcome], None]
-"""The callback of a sweep for each entry of --root, the directory with the pods' directories."""
+"""A function that a sweep calls with the outcome for each entry of --root, the directory with the pods' directories."""
 
 Run = Callable[[Report, Callable[[], bool], Callable[[], bool]], names.Keep | None]
 
@@ -83,7 +83,7 @@ class SweepMetrics:
             "End of the last complete sweep in Unix seconds; 0 if there was none.",
             registry=registry,
         )
-        # Create every series of this metric with the value 0. Otherwise rate() would miss the first increase.
+        # Create every series of this metric with the value 0. Otherwise rate() in Prometheus misses the first increase.
         for result in ("complete", "blocked", "unfinished", "failed"):
             self._sweeps.labels(result)
         self.begin()
@@ -93,7 +93,7 @@ class SweepMetrics:
         self._reasons: Counter[names.KeepReason] = Counter()
 
     def add(self, outcome: DirectoryOutcome) -> None:
-        """Count the outcome for one directory at once, because the outcome stays true if the sweep fails later."""
+        """Count the outcome for one directory at once, because it is true even if the sweep fails later."""
         self._freed.inc(outcome.freed)
         self._deleted.inc(outcome.verdict is Action.DELETED)
         if outcome.keep is not None:
@@ -116,7 +116,7 @@ class SweepMetrics:
 
 
 class SweepReporter:
-    """Logs and counts the outcomes of sweeps. A directory on which a person must act is logged once for each reason."""
+    """Logs and counts the outcomes of sweeps. A directory is logged once per reason if a person must act."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._metrics = SweepMetrics(registry)
@@ -151,8 +151,8 @@ class Agent:
     """Sweeps the pods' directories until it is stopped.
 
     ``run``: makes one sweep (see `NodeSweep.run`).
-    ``stop``: an entry in this queue stops the agent. Signal handlers put it there, and only a SimpleQueue is safe in
-    them (see Python's documentation of `queue`).
+    ``stop``: an entry in this queue stops the agent. Signal handlers add the entry, and in a signal handler only a
+    SimpleQueue is safe (see Python's documentation of `queue`).
     ``period``: the seconds between two sweeps, and the time after which a sweep begins no other deletion.
     """
 

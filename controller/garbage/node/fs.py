@@ -89,7 +89,7 @@ class TreeRemoval:
     def remove(self, name: str, top: OpenDirectory) -> None:
         """Delete the directory ``top``, which is open and has this name in the root, and its contents.
 
-        Raises OSError, MustStay or OutOfTime if an entry is not deleted. The entries after it are then not deleted.
+        Raises OSError, MustStay or OutOfTime if an entry is not deleted. The remaining entries stay too.
         """
         while self._empty(top, top, 0):
             pass  # Directories of deep levels are now entries of `top`.
@@ -98,7 +98,7 @@ class TreeRemoval:
         os.rmdir(name, dir_fd=self._root.fd)
 
     def _empty(self, directory: OpenDirectory, top: OpenDirectory, level: int) -> bool:
-        """Delete the entries of a directory. Return True if there were any."""
+        """Delete the entries of a directory. Return False if it had no entries."""
         found = False
         with os.scandir(directory.fd) as entries:
             for entry in entries:

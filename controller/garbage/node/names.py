@@ -73,7 +73,7 @@ class KeepReason(Explained):
 
     @property
     def is_expected(self) -> bool:
-        """True if this reason to keep a directory disappears without help. For all other reasons, a person must act."""
+        """True if this reason to keep a directory ends without help. For all other reasons, a person must act."""
         return self in _EXPECTED
 
 
@@ -91,7 +91,7 @@ class Keep(msgspec.Struct, frozen=True):
 
 
 class MustStay(errors.VcudaError):
-    """Raised if one directory, or every directory, must be kept for now. ``keep``: the reason."""
+    """Raised if one directory, or every directory, must not be deleted now. ``keep``: the reason."""
 
     def __init__(self, reason: KeepReason, detail: str = "") -> None:
         self.keep = Keep(reason, detail)

@@ -23,11 +23,11 @@ from vcuda.kube import Kube
 PODS = "/api/v1/pods"
 
 MAX_UID_LENGTH = 64
-"""Longer uids in annotations of mirror pods are ignored, to save memory. Valid uids have 32 or 36 characters."""
+"""Longer uids in mirror pods' annotations are ignored, to save memory. Valid uids have 32 or 36 characters."""
 
 _CONFIRMED_FOR = 5.0  # Seconds for which a LIST of pods is reused, so that a thousand directories need few LISTs.
 
-# Tenants cannot create pods in this namespace. So only there a mirror pod is evidence of its static pod's requests.
+# Tenants cannot create pods in this namespace. So only here a mirror pod shows reliably what its static pod requests.
 _TRUSTED_NAMESPACE = "kube-system"
 
 
@@ -113,7 +113,7 @@ class Presence(msgspec.Struct, frozen=True):
         if uid in self.kubelet:
             return Keep(KeepReason.KUBELET)
         # A device plugin that finds a static pod in the API names the directory after the mirror pod. If the mirror pod
-        # is deleted, kubelet creates one with a new uid. The static pod still uses the directory with the old uid.
+        # is deleted, kubelet creates another with a new uid. The static pod still uses the directory with the old uid.
         if self.static and "-" in uid:
             return Keep(KeepReason.STATIC, self.static)
         return None
