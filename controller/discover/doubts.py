@@ -15,8 +15,7 @@ REASON = "GPUModelInDoubt"
 
 EVENT_SECONDS = 300.0  # Minimum seconds between two Events that report the same doubt about the GPU model of a node.
 RENEWAL_SECONDS = 3700.0
-"""Seconds until an Event about an unchanged doubt is written again. By then the old
-Event."""
+"""Seconds until an Event about an unchanged doubt is written again. By then the old Event has expired."""
 
 
 class DoubtReports:

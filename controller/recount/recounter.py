@@ -158,8 +158,7 @@ class Recounter:
         return newer and not same
 
     def known_namespaces(self) -> Iterable[str]:
-        """Return the namespaces with a quota, a ledger, GPU pods or ResourceClaims, and those that ``others``
-        returns."""
+        """Return the namespaces with a quota, a ledger, GPU pods or ResourceClaims, and those of ``others``."""
         quota = self._quota.current()
         named = quota.namespaces if quota else ()
         with_ledger = (ledger.namespace for ledger in self.ledgers.snapshot().values())
