@@ -33,7 +33,7 @@ def lost_request(_method: str, _timeout: float, _effect: Effect) -> bytes:
 
 
 def lost_reply(_method: str, _timeout: float, effect: Effect) -> bytes:
-    """Lose the answer after the API server performed the call. The caller gets a timeout."""
+    """Perform the call, then lose the answer. The caller gets a timeout."""
     effect()
     raise Unavailable("timed out")
 
@@ -48,7 +48,7 @@ def rejected(error: VcudaError, *methods: str) -> Delivery:
 
 
 def before(method: str, act: Callable[[], object], times: int = 1) -> Delivery:
-    """Return a delivery that calls ``act`` before each of the first ``times`` calls of a method."""
+    """Return a delivery that calls ``act`` before each of the first ``times`` calls with an HTTP method."""
     left = [times]
 
     def deliver(called: str, _timeout: float, effect: Effect) -> bytes:
@@ -68,7 +68,7 @@ class Api(Protocol):
 
     @property
     def kube(self) -> Kube:
-        """This double with the type of our API client, which the code under test expects."""
+        """This test double, typed as our API client, which the code under test expects."""
 
     @property
     def objects(self) -> Mapping[str, Mapping[str, Any]]:
@@ -82,7 +82,7 @@ class Api(Protocol):
 
 
 class Handle:
-    """A double of our API client without watches. So informers see changes only when a test makes them LIST again."""
+    """A test double of our API client, without watches. Informers see changes only when a test lets them LIST."""
 
     @property
     def kube(self) -> Kube:
@@ -98,7 +98,7 @@ class Handle:
 class ApiDouble(Handle):
     """Stores objects by path. Every namespace exists, even if no test created it.
 
-    ``calls`` has the method of every call. A test may replace ``deliver`` to make calls fail.
+    ``calls`` has the HTTP method of every call. A test may replace ``deliver`` to make calls fail.
     """
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class ApiDouble(Handle):
         *,
         on_done: Callable[[], object] = lambda: None,
     ) -> bytes:
-        """Replace an object. ``on_done`` is called at that moment, even if the answer is lost or late."""
+        """Replace an object. ``on_done`` is called after the replacement, even if the answer is lost or late."""
         manifest = json.loads(body)
 
         def effect() -> bytes:
@@ -185,7 +185,7 @@ class ApiDouble(Handle):
         return self._call("PUT", timeout, effect)
 
     def patch(self, path: str, body: bytes, content_type: str, _params: object = None, *, timeout: float = 10) -> bytes:
-        """Apply a merge patch (RFC 7396) or JSON Patch (RFC 6902). Raises Conflict if it has an old resourceVersion."""
+        """Apply a merge patch (RFC 7396) or JSON Patch (RFC 6902). Raises Conflict if its resourceVersion is old."""
         patch = json.loads(body)
         patched = _patched if content_type == JSON_PATCH else _merged
 
@@ -219,7 +219,7 @@ class ApiDouble(Handle):
     def list_pages(
         self, path: str, params: Params | None = None, _limit: int = 500, timeout: float = 30, **_bounds: object
     ) -> Iterator[Page]:
-        """Yield one page: the objects that match labelSelector and fieldSelector (name, phase, or reason if any)."""
+        """Yield all matching objects as one page. Supports labelSelector, and fieldSelector by name, phase, reason."""
         selector = str((params or {}).get("labelSelector", ""))
         field, _, value = str((params or {}).get("fieldSelector", "")).partition("=")
         part, name = field.split(".") if field in ("metadata.name", "status.phase") else ("metadata", "")
@@ -288,13 +288,13 @@ def _selects(selector: str, stored: dict[str, Any]) -> bool:
 
 
 def _collections_of(path: str) -> tuple[str, str]:
-    """Return two paths: of the object's collection in its namespace, and of the collection in all namespaces."""
+    """Return the paths of two collections that have the object: in its namespace, and in all namespaces."""
     collection = path.rpartition("/")[0]
     return collection, re.sub("/namespaces/[^/]+/", "/", collection)
 
 
 class Script:
-    """Deliver each call of the given methods by the next of the given functions. Deliver other calls unchanged."""
+    """Deliver each call of the given HTTP methods by the next of the given functions. Deliver other calls unchanged."""
 
     def __init__(self, *deliveries: Delivery, methods: tuple[str, ...] = ("PUT", "POST")) -> None:
         self._left = list(deliveries)
@@ -307,7 +307,7 @@ class Script:
 
 
 class Late:
-    """A delivery that delays calls. The sender gets a timeout, and the API server gets the call only in `land`."""
+    """A delivery that delays calls. The sender gets a timeout, and the API server gets the call only by `land`."""
 
     def __init__(self) -> None:
         self._effects: list[Effect] = []

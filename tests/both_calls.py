@@ -25,7 +25,7 @@ DEADLINE = 5.0
 def creation(
     manifest: Manifest, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices | None = None, **fields: Any
 ) -> Creation:
-    """Return a review of a new pod, five seconds before its deadline. ``fields``: fields of the review's request."""
+    """Return a review of a new pod, five seconds before its deadline. ``fields``: more fields of the request."""
     deadline = ReviewDeadline(DEADLINE, lambda: 0.0)
     return Creation(review(manifest, **fields), policy, ledgers, choices or RecentChoices(), deadline)
 
@@ -42,15 +42,15 @@ class Webhook:
         return asyncio.run(answers.mutate(Creation(review(pod), self.policy, self.ledgers, self._choices)))
 
     def validate(self, pod: Manifest) -> AdmissionResponse:
-        """Return the answer for the pod with a uid, which the API server adds before it calls /validate."""
+        """Return the answer of /validate. The API server has given the pod a uid before it calls /validate."""
         stored = review({**pod, "metadata": {**pod["metadata"], "uid": "u-1"}})
         return asyncio.run(answers.validate(Creation(stored, self.policy, self.ledgers, self._choices)))
 
 
 def validated_on_m40(manifest: Manifest, *allow: Allowance, units: str = "", **policy: Any) -> AdmissionResponse:
-    """Pin the pod to M40, of which the quota has 8 cards and this ``allow``, and return the answer of /validate.
+    """Return the answer of /validate for a pod that is pinned to M40, of which the quota has 8 cards.
 
-    ``units``: the value of gpu_units in the quota ConfigMap. ``policy``: other fields of the `PolicySnapshot`.
+    ``allow``: the quota's allow. ``units``: the value of gpu_units. ``policy``: other fields of the `PolicySnapshot`.
     """
     quota = NamespaceQuota({"M40": Limit(800)}, allow=frozenset(allow))
     known = parse_config({"gpu_quota": "{}", "gpu_units": units or "{}"}).resources

@@ -24,7 +24,7 @@ ONE_CARD = {"tencent.com/vcuda-core": 100}
 
 
 def container(limits: Mapping[str, Any] | None = None, **fields: Any) -> Manifest:
-    """Return a container with these limits. ``fields``, by YAML names, are added or replace default fields."""
+    """Return a container with these limits. ``fields``: fields of the container by their YAML names."""
     resources = {"resources": {"limits": dict(limits)}} if limits is not None else {}
     return {"name": "main", "image": "cuda", **resources, **fields}
 
@@ -42,7 +42,7 @@ def pod(
     affinity: Mapping[str, Any] | None = None,
     **spec: Any,
 ) -> Manifest:
-    """Return a pod. ``spec``: further fields of its spec by their YAML names. Omitted arguments add no field."""
+    """Return a pod. ``spec``: more fields of its spec by their YAML names. Omitted arguments add no field."""
     given = {"annotations": annotations, "labels": labels}
     about = {"name": "train-0", **{key: dict(value) for key, value in given.items() if value is not None}}
     inits = {"initContainers": list(init)} if init else {}
@@ -60,7 +60,7 @@ def vcuda_pod(limits: Mapping[str, Any] = ONE_CARD, **fields: Any) -> Manifest:
 
 
 def stored_pod(limits: Mapping[str, Any], uid: str = "pod-uid", **fields: Any) -> Manifest:
-    """Return a pod as it is stored: with a uid, and pinned to a model, by default M40."""
+    """Return a pod as the API server stores it: with a uid, and pinned to a model (by default M40)."""
     return vcuda_pod(limits, metadata={"uid": uid}, **{"affinity": held_to("M40"), **fields})
 
 
@@ -78,12 +78,12 @@ def term(*expressions: Manifest, fields: Iterable[Manifest] = ()) -> Manifest:
 
 
 def required(*terms: Manifest) -> Manifest:
-    """Return a spec.affinity whose required node affinity has these terms. A node must match one of them."""
+    """Return a spec.affinity that requires nodes to match one of these terms."""
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}}
 
 
 def held_to(model: str, *pools: str) -> Manifest:
-    """Return the spec.affinity of a pod that is pinned to a model, and to these pools if any are given."""
+    """Return the spec.affinity of a pod that is pinned to a model, and to these pools of nodes if any are given."""
     pool = [requirement(POOL, "In", *pools)] if pools else []
     return required(term(requirement(MODEL, "In", model), *pool))
 

@@ -43,7 +43,7 @@ UNKNOWN = ("amd.com/gpu", "nvidia.com/gpu.shared", "deviceclass.resource.kuberne
 
 
 def asked_by(pod: Mapping[str, Any], device: int = 100) -> Amounts:
-    """Return the charge of a pod. ``device``: the charge for one plain ``nvidia.com/gpu``, in hundredths of a card."""
+    """Return the charge of a pod. ``device``: the charge for one ``nvidia.com/gpu``, in hundredths of a card."""
     ways = [*OWN, *COUNTED, *UNITS]
     return plus(*(_effective(pod["spec"], way, device) for way in ways))
 

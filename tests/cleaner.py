@@ -48,7 +48,7 @@ class Cleaner:
             reflector.relist()
 
     def serve(self) -> list[dict[str, Any]]:
-        """Process all keys that are due in the loop's queue, and return the logged lines."""
+        """Process all due keys of the loop's queue. Return the logged lines."""
         served = [END]
         with structlog.testing.capture_logs() as logs:
             while served:

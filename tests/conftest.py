@@ -10,5 +10,5 @@ settings.load_profile("untimed")
 
 @pytest.fixture(autouse=True)
 def logs_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A logger keeps the configuration of its first use, so later tests could not capture its lines."""
+    """A logger keeps the configuration of its first use. If it is changed, later tests cannot capture its lines."""
     monkeypatch.setattr("vcuda.logs.configure", lambda *_: None)

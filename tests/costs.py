@@ -1,8 +1,9 @@
 """Counts the function calls by which the webhook's event loop decides a review, in a cluster of 100 GPU models.
 
-Calls are counted and not time, so that the count is the same on every machine. Three examples of work inside one call
-of C code are the decoding of JSON, a regular expression, and the encoding of a patch. The first is linear in the size
-of the review. For the second, the alternatives are counted, and for the third, the bytes.
+Calls are counted instead of time, so that the count is the same on every machine. A count of calls does not show the
+work inside one call of C code. Three examples are the decoding of JSON, a regular expression, and the encoding of a
+patch. The decoding is linear in the size of the review. For a regular expression, its alternatives are counted. For the
+encoding, the bytes are counted.
 """
 
 import asyncio

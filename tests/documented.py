@@ -18,7 +18,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def documented_objects() -> list[Json]:
-    """Return every object in the YAML blocks of `ABOUT_NEIGHBOURS`. Raises yaml.YAMLError if a block is not YAML."""
+    """Return all objects in the YAML blocks of `ABOUT_NEIGHBOURS`. Raises yaml.YAMLError if a block is invalid."""
     texts = [text for page in ABOUT_NEIGHBOURS for text in blocks(page, "yaml")]
     return [found for text in texts for found in yaml.safe_load_all(text)]
 

@@ -29,7 +29,7 @@ CARD_BLOCKS = 64
 
 
 def limits(cores: int) -> Mapping[str, int]:
-    """Return resource limits of so many cores (a card has 100), and of the same fraction of a card's memory."""
+    """Return resource limits of ``cores`` hundredths of a card, and of the same fraction of a card's memory."""
     return {CORES: cores, MEMORY: cores * CARD_BLOCKS // 100}
 
 
@@ -44,10 +44,10 @@ def seen(stored: Mapping[str, Any]) -> StoredPod:
 
 
 class Leader:
-    """The extender in a controller process that leads, or that wrongly believes so. Several processes share only the
-    API server.
+    """The extender in a controller process that is the leader, or wrongly believes so. Processes share only the API
+    server.
 
-    ``seconds``: the time of its clock, which a test sets. All its nodes have model M40.
+    ``seconds``: the time of the process's clock, which a test sets. All nodes have model M40.
     """
 
     def __init__(self, api: ApiDouble, cards: Mapping[str, int] | None = None) -> None:
@@ -68,7 +68,7 @@ class Leader:
             self.cache.node_changed(None, gpu_node(name, count))
 
     def leads(self) -> Self:
-        """List the pods, read the journals, and create missing journals, as a new leader does."""
+        """Start as a new leader: list the pods, read the journals of the nodes, and create missing journals."""
         self.lists()
         self.allocator.load()
         self.allocator.tidy()
@@ -81,12 +81,12 @@ class Leader:
                 self.sees(path.rpartition("/")[2])
 
     def sees(self, name: str, before: Mapping[str, Any] | None = None) -> None:
-        """Deliver the stored state of one pod to the watch, or the pod's deletion if it is not stored."""
+        """Deliver the stored pod to the watch. If the pod is not stored, deliver its deletion."""
         now = seen(self.api.objects[pod_path(name)]) if pod_path(name) in self.api.objects else None
         self.cache.pod_changed(seen(before) if before else None, now)
 
     def place(self, name: str, node: str = "n1", cores: int = 60) -> None:
-        """Let the extender place a pod on this node, and deliver the pod to the watch. Create a missing pod first."""
+        """Let the extender place a pod on this node, and deliver the pod to the watch. Store a missing pod first."""
         if pod_path(name) not in self.api.objects:
             store_pod(self.api, name, cores)
         answer = self.filter(as_stored(self.api, name), [node])

@@ -20,10 +20,9 @@ from vcuda.quota.terms import USAGE_LABELS
 class Cluster(ApiDouble):
     """A test double of a cluster with published usage reports. It admits every dry run unless ``rejection`` is set.
 
-    ``rejections``: the rejections of the dry runs of some collections, by the path of the collection.
-
-    ``asked``: the dry runs with the real name of an object. ``probes``: the dry runs with an invalid name.
-    ``webhook``: the webhook's rejection of probes. The API server checks a name only after the webhooks have answered.
+    ``rejections``: the rejections of dry runs, by the path of the collection. ``asked``: the dry runs with the real
+    name of an object. ``probes``: the dry runs with an invalid name. ``webhook``: the webhook's rejection of probes.
+    The API server checks a name only after the webhooks have answered.
     """
 
     def __init__(self) -> None:

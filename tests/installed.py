@@ -1,4 +1,4 @@
-"""A test double of a cluster with a healthy installation, for the tests of `kubectl gpuquota doctor`."""
+"""A test double of a cluster with a healthy installation, for tests of the command `kubectl gpuquota doctor`."""
 
 import base64
 import json
@@ -45,7 +45,7 @@ def path_of(manifest: Json) -> str:
 
 
 def with_webhooks(configuration: Json) -> Json:
-    """Return the configuration with the declared webhooks, as the API server stores them after their registration."""
+    """Return the configuration with its declared webhooks, as the API server stores it after their registration."""
     webhooks = yaml.safe_load(configuration["metadata"]["annotations"][ANNOTATION])
     trusting = ({**each, "clientConfig": {**each["clientConfig"], "caBundle": "Q0E="}} for each in webhooks)
     return {**configuration, "webhooks": [{**DEFAULTS, **each} for each in trusting]}
@@ -61,9 +61,9 @@ def pod(image: str = "vcuda-quota:1", **status: Any) -> Json:
 
 
 class Installed(Cluster):
-    """A cluster with a healthy installation. ``pages``: the pages of the webhook's replicas, by pod and page.
+    """A cluster with a healthy installation. ``pages``: what the replicas of the webhook serve, by pod and HTTP path.
 
-    ``rejected``: the rejections of requests whose path contains the key.
+    ``rejected``: the rejections of API requests, each by a part of the request's path.
     """
 
     def __init__(self) -> None:

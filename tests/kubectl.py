@@ -1,4 +1,4 @@
-"""Finds a kubectl that can render the manifests. If there is none, tests are skipped, and say what to install."""
+"""Finds a kubectl that can render the manifests. Without it, tests are skipped and say what to install."""
 
 import functools
 import os
@@ -19,7 +19,7 @@ WHAT_TO_DO = (
 
 @functools.cache
 def find_kubectl() -> tuple[str, str]:
-    """Return the path of a kubectl in KUBEBUILDER_ASSETS or PATH, and why it cannot be used; empty if it can."""
+    """Return the path of a kubectl in KUBEBUILDER_ASSETS or PATH, and why it is unusable (empty if it is usable)."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     found = (shutil.which("kubectl", path=assets) if assets else None) or shutil.which("kubectl")
     if found is None:
@@ -32,7 +32,7 @@ def find_kubectl() -> tuple[str, str]:
 
 
 def kubectl() -> str:
-    """Return the path of kubectl. If there is none, skip the test. Only one test of test_manifests.py then fails."""
+    """Return the path of kubectl, or skip the test. If kubectl is missing, only one test of test_manifests.py fails."""
     found, problem = find_kubectl()
     if problem:
         pytest.skip(f"{problem}. {WHAT_TO_DO}", allow_module_level=True)

@@ -51,7 +51,7 @@ class Labeller:
         self.duty.devices_changed()
 
     def store(self, manifest: Manifest, path: str = PATH) -> None:
-        """Store the node, keep the label and annotation that the leader wrote, and deliver it to the watches."""
+        """Store the node, and deliver it to the watches. The label and annotation that the leader wrote are kept."""
         known = self.api.objects.get(path, NOTHING).get("metadata", NOTHING)
         metadata = {**manifest["metadata"]}
         for part, key in (("labels", MODEL), ("annotations", DISCOVERED)):
@@ -61,7 +61,7 @@ class Labeller:
         self.look(0)
 
     def change(self, manifest: Manifest) -> None:
-        """Store a changed node. Let the minimum time between two checks of a node pass, and check the node."""
+        """Store a changed node, let the minimum time between two checks of a node pass, and check the node."""
         self.store(manifest)
         self.look()
 

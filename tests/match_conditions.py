@@ -1,4 +1,4 @@
-"""Example pods for the matchConditions in manifests/base: the API server calls the webhook for some of them only."""
+"""Example pods for the matchConditions in manifests/base, by which the API server calls the webhook for some pods."""
 
 from pathlib import Path
 

@@ -41,7 +41,7 @@ def policies() -> dict[str, Json]:
 
 
 def asking(rights: Collection[str]) -> dict[str, Any]:
-    """Replace CEL's `authorizer`: its calls build a text such as ``patch nodes``, and look it up in the rights."""
+    """Define CEL's `authorizer`: its calls build a text such as ``patch nodes``, and look it up in the given rights."""
 
     def add(before: str) -> Function:
         return lambda asked, name: celtypes.StringType(f"{asked}{before}{name}" if name else asked)

@@ -38,7 +38,7 @@ Fields = dict[str, Any]
 
 
 def eventually(holds: Callable[[], T], told: Callable[[], object] = str, timeout: float = PATIENCE) -> T:
-    """Return the result of ``holds`` as soon as it is true. Raises TimeoutError with the text of ``told``."""
+    """Return the result of ``holds`` once it is true. After a timeout, raise TimeoutError with the text of ``told``."""
     deadline = time.monotonic() + timeout
     while not (found := holds()):
         if time.monotonic() > deadline:
@@ -108,7 +108,7 @@ class Lines:
 class OwnProcess:
     """A running program of vcuda quota.
 
-    Its environment is ``env``, `MALLOC`, and the variables of the test except VCUDA_*.
+    Its environment has ``env``, `MALLOC`, and all variables of the test except VCUDA_*.
     """
 
     def __init__(self, command: Sequence[str | Path], env: Mapping[str, str]) -> None:
@@ -140,7 +140,7 @@ class OwnProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
-        """End the program. After SIGTERM it must exit with 0, unless the test has ended it before or has failed."""
+        """End the program. Unless the test has ended it or has failed, the program must exit with 0 after SIGTERM."""
         try:
             if kind is None and not self._awaited:
                 assert self.terminate() == 0, self.output()
@@ -148,7 +148,7 @@ class OwnProcess:
             self.kill()
 
     def await_log(self, event: str, wanted: Callable[[Fields], bool] = lambda _: True) -> Fields:
-        """Return the first structured log line of ``event`` that is wanted, as soon as it arrives."""
+        """Wait for a structured log line of ``event`` that is wanted, and return it."""
 
         def fits(line: str) -> bool:
             return line.startswith("{") and (fields := json.loads(line))["event"] == event and wanted(fields)
@@ -160,7 +160,7 @@ class OwnProcess:
         return found
 
     def logs(self, event: str | None = None) -> list[Fields]:
-        """Return the structured lines so far, or those of one event. They are complete when the program has ended."""
+        """Return all structured log lines so far, or those of one event. They are complete after the program ended."""
         lines = (json.loads(line) for line in self._out.so_far() if not event or event in line)
         return [line for line in lines if event is None or line["event"] == event]
 
@@ -214,7 +214,7 @@ class Server(OwnProcess):
 
 
 class StatusProcess(Server):
-    """A running `vcuda-controller` with any of its commands. It serves its metrics at ``port`` of 127.0.0.1."""
+    """A running `vcuda-controller` with any of its commands. ``port``: the port of 127.0.0.1 with its metrics."""
 
     def __init__(
         self, command: str, *flags: str | Path, program: Sequence[str | Path] = (SCRIPTS / "vcuda-controller",)
@@ -279,7 +279,7 @@ class WebhookProcess(Server):
         return http.client.HTTPSConnection(host, context=self.tls, timeout=PATIENCE)
 
     def review(self, path: str, subject: object, **fields: object) -> Json:
-        """Send a review of the creation of ``subject``. Check the form of the answer, and return its response."""
+        """Send a review of the creation of ``subject``. Check the form of the answer, and return the response in it."""
         asked = review_of(subject, **fields)
         reply = self.send("POST", path, json.dumps(asked))
         assert reply.status == HTTPStatus.OK, reply
@@ -302,7 +302,7 @@ class WebhookProcess(Server):
 
 
 def memory(pid: int, field: str = "VmHWM", file: str = "status") -> int:
-    """Return a memory figure of a process in MiB from a file in /proc/PID. VmHWM: peak. VmRSS: current memory."""
+    """Return a process's memory in MiB, from a file in /proc/PID. VmHWM is the peak, VmRSS the current memory."""
     found = re.search(rf"^{field}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
     if not found:
         raise ProcessLookupError(pid)
@@ -310,7 +310,7 @@ def memory(pid: int, field: str = "VmHWM", file: str = "status") -> int:
 
 
 def serving(*flags: str | Path, ca: Path | None = None, env: Mapping[str, str] | None = None) -> WebhookProcess:
-    """Run `vcuda-webhook serve` on a free port during the ``with`` statement. ``env`` adds to its environment."""
+    """Run `vcuda-webhook serve` on a free port during the ``with`` statement. ``env``: more environment variables."""
     return WebhookProcess(flags, ca, env or {})
 
 

@@ -1,4 +1,4 @@
-"""A test double of RBAC: answers SubjectAccessReviews by the roles and bindings that a test cluster stores."""
+"""A test double of RBAC. It answers SubjectAccessReviews by the roles and bindings that a test cluster stores."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Runs a recounter with an API server double. A test delivers the watch events, sets the clock, and starts each run."""
+"""Runs a recounter (of ledgers) with an API server double. A test delivers watch events and sets the clock."""
 
 import json
 import time
@@ -29,9 +29,9 @@ PENDING = Ledger({}, COUNTED, {"uid-1": Pending("M40", ONE)})
 
 
 class Recounting:
-    """A recounter of namespace team-a, with this ledger and these pods. By default, the quota permits four M40.
+    """A recounter of the ledger of namespace team-a, with these pods. By default, the quota permits four M40.
 
-    The recounter has listed everything, and nothing is due. It recounts when the test calls it.
+    Its watches have listed everything, and no recount is due. It recounts when the test calls it.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Recounting:
         self._ahead += seconds
 
     def run(self) -> None:
-        """Run the recounter until it has recounted one namespace. The recounter then ends."""
+        """Let the recounter's thread run until it has recounted one namespace."""
         self.recounter.reconciler.run()
 
     def recount(self) -> None:
@@ -101,7 +101,7 @@ class Recounting:
         return [(line["event"], line["namespace"]) for line in logs if line["log_level"] == "warning"]
 
     def take_turn(self) -> None:
-        """Take the namespace from the queue, and recount it. The interval until it is due again begins now."""
+        """Take the namespace from the queue, and recount its ledger. The interval until the next recount begins now."""
         self.goes_on = True
         self.recounter.queue.add("team-a")
         assert self.recounter.queue.next() == "team-a"

@@ -35,7 +35,7 @@ def rendered_text(directory: Path) -> str:
 
 
 def rendered(directory: Path) -> list[Json]:
-    """Return every object in the order of creation. The objects are new, so the caller may change them."""
+    """Return every object in the order of creation. The objects are copies, so the caller may change them."""
     return [found for found in yaml.safe_load_all(rendered_text(directory)) if found]
 
 

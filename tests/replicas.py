@@ -35,7 +35,7 @@ class Clock:
         return self.now
 
     async def sleep(self, seconds: float) -> None:
-        """Advance the clock. Only the wait for the next flush never ends, because tests flush explicitly."""
+        """Advance the clock. The wait for the next flush never ends, because tests flush explicitly."""
         if seconds == FLUSH_SECONDS:
             await asyncio.Event().wait()
         self.pass_by(seconds)
@@ -45,7 +45,7 @@ class Clock:
 
 
 async def no_pause(_seconds: float) -> None:
-    """Return at once. It replaces the pauses by which several replicas spread their calls."""
+    """Return at once. In production, replicas pause here so that they do not call at the same moment."""
 
 
 class Replica:
@@ -53,8 +53,8 @@ class Replica:
 
     def __init__(self, api: ApiDouble, clock: Clock | None = None) -> None:
         self._registry = CollectorRegistry()
-        # The store sleeps while it waits for another replica. In a test no other replica acts at that time, so the
-        # sleep advances the clock.
+        # The store sleeps while it waits for another replica. In this test no other replica acts meanwhile, so the
+        # sleep only advances the clock.
         time_ = clock or Clock()
         self.store = LedgerStore(
             api.kube, "vcuda-quota", lambda: Nodes(LABELS), clock=time_.monotonic, sleep=time_.pass_by
@@ -69,7 +69,7 @@ class Replica:
         )
 
     def charge(self, uid: str, **fields: object) -> Decision:
-        """Charge in a new event loop; the thread must have none. A test can do so during a call of another replica."""
+        """Charge in a new event loop; the thread must not run one. A test may charge during another replica's call."""
         return asyncio.run(self.ledgers.charge(asked(uid, **fields)))
 
     def usage(self, namespace: str = "team-a") -> Mapping[str, Usage]:
@@ -83,7 +83,7 @@ class Replica:
 
 
 def asked(uid: str, **fields: object) -> ChargeRequest:
-    """Return a request to charge one card under a limit of four, with ample time. ``fields`` replace these values."""
+    """Return a request to charge one card under a limit of four, with ample time. ``fields`` replace its fields."""
     given = {"namespace": "team-a", "uid": uid, "model": "M40", "charge": CARD}
     return ChargeRequest(**{**given, "quota": FOUR, "deadline": time.monotonic() + PATIENT, **fields})  # type: ignore[arg-type]  # a test may give any fields
 
@@ -93,7 +93,7 @@ def kinds(decisions: Iterable[Decision]) -> list[str]:
 
 
 class Gate:
-    """Blocks the first API call, or the first one with this HTTP method, until the test releases it."""
+    """Blocks the first API call (of this HTTP method, if one is given) until the test releases it."""
 
     def __init__(self, api: ApiDouble, method: str = "") -> None:
         self.arrived, self.opened = threading.Event(), threading.Event()
@@ -111,7 +111,7 @@ class Gate:
 
 
 def together(api: ApiDouble, replica: Replica, first: ChargeRequest, rest: Sequence[ChargeRequest]) -> list[Decision]:
-    """Send ``rest`` in order while ``first`` waits for the API server. So the replica decides ``rest`` as one group."""
+    """Send ``rest`` in order while ``first`` waits for the API server, so that the replica groups ``rest``."""
 
     async def arrive() -> list[Decision]:
         gate = Gate(api)

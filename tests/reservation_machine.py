@@ -1,4 +1,4 @@
-"""A state machine for Hypothesis: replicas admit from reservations, and leaders recount, in any order of steps."""
+"""A state machine for Hypothesis: webhook replicas admit from reservations and leaders recount, in any order."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ limits = st.builds(Limit, st.integers(5, 90).map(lambda n: n * 100), st.none())
 
 
 class ReservationMachine(RuleBasedStateMachine):
-    """Each rule is a step of a process, or the outcome of a call. `ReservationWorld` then checks the invariants."""
+    """Each rule is a step of a process, or an API call's outcome. `ReservationWorld` then checks the invariants."""
 
     def __init__(self, make_world: Callable[[], ReservationWorld] = ReservationWorld) -> None:
         super().__init__()

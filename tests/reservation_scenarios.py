@@ -1,6 +1,6 @@
-"""Scenarios of replicas that admit from reservations. Each ends at the moment when a bug would admit too much.
+"""Scenarios of webhook replicas that admit from reservations. Each ends when a bug would admit more than the quota.
 
-In most of them, replica A has a reservation, and a bug would let replica B use the same quota.
+In most scenarios, replica A has reserved quota, and a bug would let replica B use the same quota.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ A, B = 0, 1
 
 
 def others_take_all_that_is_left(world: ReservationWorld) -> None:
-    """Replica B must not use the quota that A reserved, and A must not admit more than this quota."""
+    """Replica B must not use the quota that replica A reserved, and A must not admit more than this quota."""
     world.reserve(A)
     world.ask(B, 60)
     world.go_on()
@@ -25,14 +25,14 @@ def others_take_all_that_is_left(world: ReservationWorld) -> None:
 
 
 def recounted_and_filled(world: ReservationWorld) -> None:
-    """A leader recounts. Then replica B gets requests for 60 cards, which is more than the free quota."""
+    """A leader recounts the ledger. Then replica B gets requests for 60 cards, which is more than the free quota."""
     world.recount()
     world.ask(B, 60)
     world.through()
 
 
 def late_grant(world: ReservationWorld, seconds: float) -> None:
-    """Replica A admits pods ``seconds`` after it made its reservation, and then cannot write their charges."""
+    """Replica A makes a reservation, admits pods ``seconds`` later, and then cannot write their charges."""
     world.reserve(A)
     world.pause(A)
     began = world.time.now
@@ -43,14 +43,14 @@ def late_grant(world: ReservationWorld, seconds: float) -> None:
 
 
 def others_try_again_and_again(world: ReservationWorld) -> None:
-    """Time passes until no earlier pod can still be stored. Each time, a leader recounts, and B requests all quota."""
+    """No earlier pod can still be stored. Then, several times, a leader recounts and replica B requests all quota."""
     for seconds in (3, 58, 5, 7.5, 0.7, 0.4, 0.4, 0.4, 0.4, 0.4, 5, 5, 5):
         world.pass_by(seconds)
         recounted_and_filled(world)
 
 
 def reaped_when_what_it_granted_last_is_no_longer_stored(world: ReservationWorld) -> None:
-    """A's reservation expires before the deadline of the last pods that A admitted, and the clocks differ."""
+    """Replica A's reservation expires before the deadline of the last pods that A admitted. The clocks differ."""
     late_grant(world, 10)
     world.crash(A)
     others_try_again_and_again(world)
@@ -80,7 +80,7 @@ def granted_past_its_time(world: ReservationWorld) -> None:
 
 
 def its_time_counts_from_before_the_write(world: ReservationWorld) -> None:
-    """A gets the answer to its write eight seconds late, and the clocks of two API server replicas differ."""
+    """Replica A gets the answer to its write eight seconds late, and the clocks of two API server replicas differ."""
     world.behind = 2
     world.reserve(A)
     written(world)
@@ -103,7 +103,7 @@ def its_time_counts_from_before_the_write(world: ReservationWorld) -> None:
 
 
 def written(world: ReservationWorld, size: str = "card") -> None:
-    """Have replica A write the ledger again. A is then the last client that wrote."""
+    """Let replica A write the ledger again, so that the last write is A's."""
     for _ in range(2):
         world.ask(A, 1, size=size)
         world.flush(A)
@@ -111,7 +111,7 @@ def written(world: ReservationWorld, size: str = "card") -> None:
 
 
 def clocks_that_stood_still(world: ReservationWorld) -> None:
-    """A's machine is suspended for longer than the reservation time. A's own clocks do not show this."""
+    """Replica A's machine is suspended for longer than a reservation lasts. A's own clocks do not show this."""
     world.reserve(A)
     world.suspend(A, 40)
     world.ask(A, 3)
@@ -128,7 +128,7 @@ def the_next_reservation_is_larger_and_that_write_is_lost(world: ReservationWorl
 
 
 def the_next_reservation_is_smaller(world: ReservationWorld) -> None:
-    """While the write of a smaller reservation is in progress, replica A may admit only what fits both reservations."""
+    """Replica A writes a smaller reservation. Until the answer, A may admit only what fits the old and new one."""
     world.reserve(A, 20)
     written(world)
     [put] = world.idle(A)
@@ -149,8 +149,9 @@ def created_while_a_write_is_under_way(world: ReservationWorld) -> None:
 
 
 def a_write_of_unknown_outcome_lands_late(world: ReservationWorld) -> None:
-    """A writes a smaller reservation and gets no answer. It then reads the ledger before the write lands. If A relied
-    on the content that it read, it would admit too much.
+    """Replica A writes a smaller reservation and gets no answer. A then reads the ledger before the write arrives.
+
+    If A relied on this content, A would admit too much.
     """
     world.reserve(A, 80, size="twentieth")
     written(world, "twentieth")
@@ -183,7 +184,7 @@ def what_was_granted_is_in_the_next_write(world: ReservationWorld) -> None:
 
 
 def others_write_first(world: ReservationWorld) -> None:
-    """A's write is rejected because B wrote first. B's write did not change A's reservation in the ledger."""
+    """Replica A's write is rejected because replica B wrote first. A's reservation in the ledger is unchanged."""
     world.reserve(A)
     written(world)
     world.ask(A, 2)
@@ -219,7 +220,7 @@ def the_limit_is_lowered(world: ReservationWorld) -> None:
 
 
 def the_limit_is_lowered_while_another_replica_writes_first(world: ReservationWorld) -> None:
-    """Replica A still has a reservation from before the limit was lowered."""
+    """Replica A made its reservation before the limit was lowered."""
     world.reserve(A, 5)
     world.set_limits({**LIMITS, "M40": Limit(500)})
     for _ in range(4):
@@ -249,7 +250,7 @@ def both_models_use_up_the_total(world: ReservationWorld) -> None:
 
 
 def others_take_all_that_is_left_of_the_total(world: ReservationWorld) -> None:
-    """Replica B must not use for one model the quota that A reserved for another model."""
+    """Replica A has reserved quota of one model. B requests another model, and must not exceed the total with it."""
     world.set_limits(LIMITS, TOTAL)
     world.reserve(A)
     world.ask(B, 60, "P100")
@@ -290,7 +291,7 @@ def little_room_beside_what_others_reserve(world: ReservationWorld) -> None:
 
 
 def its_reservation_was_reaped(world: ReservationWorld) -> None:
-    """The leader counts the stored pods that A admitted. When A continues, their charges must not count twice."""
+    """Replica A's reservation expired, and the leader counted A's pods. When A continues, they must not count twice."""
     late_grant(world, 9)
     world.store_some()
     for _ in range(2):
@@ -306,7 +307,7 @@ def its_reservation_was_reaped(world: ReservationWorld) -> None:
 
 
 def reaped_by_a_count_of_that_moment(world: ReservationWorld) -> None:
-    """The leader's watches have delivered nothing since A made its reservation."""
+    """Replica A's reservation expires, but the leader's watches have delivered nothing since A made it."""
     late_grant(world, 9)
     world.store_some()
     world.crash(A)
@@ -323,7 +324,7 @@ def renewed_for_longer_than_it_could_stand_by_itself(world: ReservationWorld) ->
 
 
 def who_waits_is_given_what_others_reserve(world: ReservationWorld) -> None:
-    """A pod at B needs more than A's reservation leaves free, while A continues to admit pods."""
+    """Replica B gets a pod that needs the quota in replica A's reservation, while A continues to admit pods."""
     world.reserve(A, 100, size="twentieth")
     world.ask(B, free_cores(world) // 100)
     world.go_on()
@@ -363,7 +364,7 @@ def stored_where_the_leader_has_not_seen_it(world: ReservationWorld) -> None:
 
 
 def play(scenario: Scenario, world: ReservationWorld) -> None:
-    """Run a scenario. Then let all calls succeed for a while. The charges must then be those of the stored objects."""
+    """Run a scenario, then let all API calls succeed for a while. The ledger must charge just the stored objects."""
     with world:
         scenario(world)
         world.come_to_rest()

@@ -27,9 +27,8 @@ SIZES: Mapping[str, Mapping[str, int]] = {
 class Subject(NamedTuple):
     """A pod or claim to be created.
 
-    ``created``: the creation time that the API server set.
-    ``edit``: the index of the quota edit by which it is decided.
-    ``before``: the index of the newest quota edit at its admission; negative if it was not admitted.
+    ``created``: the creation time that the API server set. ``edit``: the index of the quota edit that decides about the
+    object. ``before``: the index of the newest quota edit when it was admitted; negative if it was not admitted.
     """
 
     uid: str

@@ -1,4 +1,4 @@
-"""Runs the real code of replicas that admit from reservations, and of leaders that recount, with one API server.
+"""Runs the real code of webhook replicas that admit from reservations, and of leaders that recount ledgers.
 
 `ReservationWorld` also records which pods and claims are stored, and which may still be stored, to check the ledger.
 """
@@ -49,7 +49,7 @@ class ReplicaProcess:
         self.ahead = 0.0
         """Seconds by which the process's clock for dated quota grants is ahead."""
         self._registry = CollectorRegistry()
-        # The wire makes all calls of the process, from any of the process's threads.
+        # The wire delivers all API calls of the process, from any of the process's threads.
         names = [each.name for each in fields(ClusterLedgers) if each.type is Executor]
         executors: dict[str, Any] = {name: WireExecutor(world.wire, self) for name in names}
         self.ledgers = ClusterLedgers(
@@ -77,7 +77,7 @@ class ReplicaProcess:
 
 
 class Leader:
-    """A controller that believes it leads. It knows the objects that were stored at its last `look`."""
+    """A controller that believes it is the leader. It knows the objects that were stored at its last `look`."""
 
     def __init__(self, world: "ReservationWorld", rate: float) -> None:
         self._wire = world.wire
@@ -109,7 +109,7 @@ class Leader:
 
 
 class ReservationWorld:
-    """Three replicas and two leaders with one API server. Their clocks run up to one percent fast or slow.
+    """Three webhook replicas and two leaders with one API server. Their clocks run up to one percent fast or slow.
 
     If ``claims`` is false, pods are created instead of claims.
     """
@@ -129,8 +129,7 @@ class ReservationWorld:
         self.behind = 0.0
         self._edits: list[NamespaceQuota] = []
         self.grants: tuple[Grant, ...] = ()
-        # The stored objects must fit the limits that are in force at this time. The limits change with dated quota
-        # grants.
+        # The stored objects must fit the limits at this time, because dated quota grants change the limits.
         self.limits_since = self.time.now
         self._version = ""
         self._store = self.store(DriftingClock(self.time))
@@ -178,7 +177,7 @@ class ReservationWorld:
             self.ask_again(uid, replica)
 
     def ask_again(self, uid: str, replica: int) -> None:
-        """Have the API server call a replica for an object, maybe again. One admission is enough to store it."""
+        """Let the API server call a replica for an object, maybe again. One admission is enough to store the object."""
         subject, process = self.subjects[uid], self.replicas[replica]
         quota = self._quota_at(self.time.now + process.ahead)
         deadline = process.clock.now() + CALL_SECONDS
@@ -204,14 +203,14 @@ class ReservationWorld:
             self.subjects[uid] = self.subjects[uid]._replace(before=len(self._edits) - 1)
 
     def reserve(self, replica: int, number: int = 12, model: str = "M40", size: str = "card") -> None:
-        """Create so many objects that the replica makes a reservation. All are stored, and a leader recounts."""
+        """Create so many objects that the replica reserves quota. All objects are stored, and a leader recounts."""
         self.ask(replica, number, model, size)
         self.go_on()
         self.store_some()
         self.recount()
 
     def flush(self, replica: int) -> list[OpenCall]:
-        """Have a replica flush now. Return its API calls that have no answer yet."""
+        """Let a replica flush its charges to the ledger now. Return its API calls that have no answer yet."""
         process = self.replicas[replica]
         process.flush()
         self._run()
@@ -223,26 +222,26 @@ class ReservationWorld:
         self._run()
 
     def idle(self, replica: int) -> list[OpenCall]:
-        """Let time pass until the replica releases its reservation. Return the calls by which it does so."""
+        """Let time pass until the replica releases its unused reservation. Return the API calls by which it does so."""
         self.pass_by(RATE_SECONDS * 1.1)
         self.flush(replica)
         return self.writes(replica)
 
     def writes(self, replica: int) -> list[OpenCall]:
-        """Answer the API reads of a replica. Return the writes that it sends then."""
+        """Answer the API reads of a replica. Return the writes that it sends after these answers."""
         process = self.replicas[replica]
         while reads := [call for call in self.wire.of(process) if call.method == "GET"]:
             self.answer(reads[0])
         return self.wire.of(process)
 
     def go_on(self, *senders: object) -> None:
-        """Three times, answer every call, and let a short time pass. So replicas that wait for others can continue."""
+        """Three times, answer every API call and let a short time pass. So replicas that wait for others continue."""
         for _ in range(3):
             self.through(*senders)
             self.pass_by(0.03)
 
     def set_limits(self, limits: Mapping[str, Limit], total: Limit | None = None) -> None:
-        """Edit the quota. All processes see the edit at once, except that a decision in progress uses the old quota.
+        """Edit the quota. All processes see the edit at once, but a decision in progress uses the old quota.
 
         ``total``: the limit of all models together.
         """
@@ -283,7 +282,7 @@ class ReservationWorld:
         self.check()
 
     def through(self, *senders: object) -> None:
-        """Answer every call, and the calls that follow from the answers."""
+        """Answer every API call, including the calls that follow from the answers."""
         while calls := [call for call in self.wire.open if not senders or call.sender in senders]:
             self.answer(calls[0])
 
@@ -302,11 +301,11 @@ class ReservationWorld:
         self._run()
 
     def pass_unheard(self, seconds: float) -> None:
-        """Let time pass while a step of a process sleeps. No other process runs in this time."""
+        """Let time pass while one process sleeps. No other process runs meanwhile."""
         self.time.now += seconds
 
     def suspend(self, replica: int, seconds: float) -> None:
-        """Suspend the machine of a replica. Its clocks do not advance in this time."""
+        """Suspend the machine of a replica. The replica's clocks do not advance during the suspension."""
         self.replicas[replica].paused = True
         self.pass_by(seconds)
         self.replicas[replica].clock.stood_still += seconds
@@ -350,14 +349,15 @@ class ReservationWorld:
         return read_ledger(self.api.objects[LEDGER]["data"]["ledger"])
 
     def check(self) -> None:
-        """Remember the first violation, because the code under test may catch the error."""
+        """Remember the first violation. An exception would not do, because the code under test may catch it."""
         self.over = self.over or self._wrong()
         assert not self.over, self.over
 
     def _wrong(self) -> str:
         held = [self.subjects[uid] for uid in (*self.stored, *self.storable())]
         newest = len(self._edits) - 1
-        # An object may exceed a limit if an older quota decided it and it was admitted after the edit. So leave it out.
+        # An object may exceed a limit if an older quota decided about it and it was admitted after the edit. So leave
+        # it out.
         counted = [each for each in held if each.edit == newest or each.before < newest]
         if self.total and _exceeds(self.total, counted, newest):
             return f"{_sum(counted)} are stored or may be, and the limit is {self.total} in total"
@@ -371,12 +371,12 @@ class ReservationWorld:
         return ""
 
     def _used(self, model: str) -> Charge | None:
-        """Return the usage that the ledger reports, or None if the ledger is missing or closed after a loss."""
+        """Return the usage by the ledger. None if the ledger is missing, or was lost and may not admit yet."""
         ledger = self.ledger() if LEDGER in self.api.objects else None
         return ledger.usage(model).used if ledger and not ledger.lost else None
 
     def come_to_rest(self) -> None:
-        """Let every call succeed until no process waits. The charges must then equal those of the stored objects."""
+        """Let every API call succeed until no process waits. The ledger must then charge exactly the stored objects."""
         for replica in range(len(self.replicas)):
             self.resume(replica)
         self.wire.land()

@@ -32,9 +32,9 @@ class Killed(BaseException):
 
 @dataclass
 class Pod:
-    """A webhook pod. It serves a new certificate of the Secret after ``lag``.
+    """A webhook pod. It serves a new certificate ``lag`` seconds after the Secret has it.
 
-    ``ready_from``: if the pod is not ready, the time from which it is ready.
+    ``ready_from``: the time from which the pod is ready; None if it is ready.
     """
 
     address: str
@@ -60,11 +60,10 @@ class Pod:
 class World(Clock):
     """The stored objects, the pods, and the clock.
 
-    ``lives_after``: the number of writes before the run is killed, or None for no limit.
-    ``lost``: a text for each time when a pod served a leaf (issued certificate) that a caBundle in use did not trust,
-    although it had to.
-    ``hopeless``: the leaves that need not be trusted, because they were in use when damage was done by hand.
-    ``forbidden``: the configurations that the run has no right to write.
+    ``lives_after``: the number of writes before the run is killed, or None for no limit. ``lost``: a text for each
+    failure: a pod served a serving certificate that a caBundle in use did not trust, although it had to. ``hopeless``:
+    the serving certificates that need not be trusted, because they were in use when somebody damaged objects by hand.
+    ``forbidden``: the webhook configurations that the run has no right to write.
     """
 
     state: State = field(default_factory=State)
@@ -103,7 +102,7 @@ class World(Clock):
         return replace(self.state, endpoints=endpoints)
 
     def write(self, write: steps.Write) -> None:
-        """Make one write if its version is current. Kill the run before or after it if ``lives_after`` says so."""
+        """Make one write if the object's version is current. ``lives_after`` may kill the run before or after it."""
         if self.lives_after is not None:
             self.lives_after -= 1
             if self.lives_after == -1:
@@ -135,10 +134,10 @@ class World(Clock):
                     self._look_at(name, pod, pod.leaf, recent)
 
     def _look_at(self, name: str, pod: Pod, leaf: x509.Certificate, recent: Sequence[dict[str, Certificates]]) -> None:
-        """Record a loss if a caBundle that an API server may still use does not trust the leaf that this pod serves.
+        """Record a failure if a caBundle in use does not trust the certificate that this pod serves, although it must.
 
-        It is a loss if the webhook trusted this leaf before. If the webhook trusted any leaf before, it must trust
-        every leaf except the ``hopeless`` leaves.
+        It must trust it if this webhook trusted it before, or trusted another one and this certificate is not
+        ``hopeless``.
         """
         seen = {old[name] for old in recent if name in old}
         trust = [trusts(bundle, leaf, self.time) for bundle in seen]
@@ -149,7 +148,7 @@ class World(Clock):
             self.lost.append(f"{self.time}: {name} does not trust what {pod.address} serves")
 
     def forget_what_worked(self) -> None:
-        """Begin the checks again after damage by hand. The leaves that pods serve now or soon need not be trusted."""
+        """Start the checks again after damage by hand. Certificates that pods serve now or soon need not be trusted."""
         served = {pod.leaf for pod in self.pods} | {leaf for pod in self.pods for _, leaf in pod.coming}
         self.hopeless = frozenset(leaf for leaf in served if leaf)
         self.trusted.clear()
@@ -175,7 +174,7 @@ class World(Clock):
         self.state = replace(self.state, **parts)
 
     def put_hooks(self, *places: int, **fields: Any) -> None:
-        """Replace these fields of every webhook, or of the webhooks of the configurations at ``places`` only."""
+        """Replace these fields of every webhook, or only of the webhooks in the configurations at ``places``."""
         changed = [*self.state.configurations]
         for place in places or range(len(changed)):
             hooks = tuple(replace(hook, **fields) for hook in changed[place].hooks)
@@ -194,7 +193,7 @@ class World(Clock):
         return plan(self.read(self.now), self.time, policy, seen)
 
     def take(self, policy: steps.RotationPolicy = NEW, seen: steps.SeenFor = SEEN_LONG) -> steps.Decision:
-        """Make the write of the step that is due, and return the step. Pods follow the Secret later."""
+        """Make the write of the rotation's due step, and return the step. Pods get the new Secret later."""
         decision = self.decide(policy, seen)
         assert not isinstance(decision, steps.Wait | steps.StepRejected | steps.Done)
         self.write(steps.write_of(decision, self.read(self.now), self.time, policy))
@@ -203,7 +202,7 @@ class World(Clock):
     def go_on(
         self, until: type[steps.Decision], policy: steps.RotationPolicy = NEW, seen: steps.SeenFor = SEEN_LONG
     ) -> tuple[list[type[steps.Decision]], steps.Decision]:
-        """Take each step until a decision has the type ``until``. Return the types of the steps, and this decision."""
+        """Take due steps until the decision has the type ``until``. Return the types of the steps, and the decision."""
         taken: list[type[steps.Decision]] = []
         while not isinstance(decision := self.decide(policy, seen), until):
             taken.append(type(decision))
@@ -252,7 +251,7 @@ def versioned(state: State, write: steps.Write, version: str) -> State:
 def healthy(
     *lags: timedelta, extra: Certificates = (), policy: steps.RotationPolicy = POLICY, since: timedelta = timedelta()
 ) -> World:
-    """Return a world with no step due, ``since`` after its start, with a pod for each lag. ``extra``: more CAs."""
+    """Return a world ``since`` after its start, with no step due, and with a pod for each lag. ``extra``: more CAs."""
     authority = make_authority(START, policy.ca_life)
     leaf = make_leaf(authority, NAMES, START, policy.leaf_life)
     bundle = (*extra, authority.certificate)
@@ -271,7 +270,7 @@ def healthy(
 
 
 def with_stragglers(world: World, pods: Sequence[tuple[timedelta, timedelta]]) -> World:
-    """Add unready pods, each with a lag and the time until it is ready. At first they serve the present leaf."""
+    """Add unready pods, each with a lag and the time until it is ready. They serve the present certificate at first."""
     for number, (lag, unready) in enumerate(pods):
         address, leaf = f"10.0.1.{number}:8443", world.leaf.certificate
         world.pods.append(Pod(address, lag, leaf, ready=False, ready_from=START + unready))

@@ -17,9 +17,9 @@ LONG = 600
 def running(
     world: RunningWorld, name: str, grace: int = 30, *, claimed: bool = False, grouped: bool = False
 ) -> TruePod:
-    """Return a running pod whose card the leader has counted. If ``claimed``, the pod has the card by a claim.
+    """Return a running pod whose card the leader has counted.
 
-    If ``grouped``, the claim is reserved for a PodGroup.
+    ``claimed``: the pod has the card by a claim. ``grouped``: the claim is reserved for a PodGroup.
     """
     pod = TruePod(name, grace, f"{name}-claim" if claimed else "")
     assert world.admit(pod)
@@ -48,7 +48,7 @@ def a_pod_is_deleted_by_force(world: RunningWorld) -> None:
 
 
 def a_pod_is_deleted_by_force_some_time_after_it_was_admitted(world: RunningWorld) -> None:
-    """A pod is deleted by force 70 seconds after its admission. Its terminating time must start at the deletion."""
+    """A pod is deleted by force 70 seconds after its admission. How long it stays charged counts from the deletion."""
     pod = running(world, "pod", 60)
     world.pass_by(70)
     world.delete(pod)
@@ -176,7 +176,7 @@ def two_pods_share_a_claim_and_the_first_is_deleted_by_force(world: RunningWorld
 
 
 def a_claim_loses_its_devices_and_is_used_again(world: RunningWorld) -> None:
-    """The first pod is deleted with its lost node. The scheduler may then allocate other devices to the claim."""
+    """The first pod of the claim is deleted with its lost node. The claim may then get other devices."""
     first = running(world, "first", LONG, claimed=True)
     world.delete(first)
     world.leave(world.claims[first.claim], first)
@@ -187,7 +187,7 @@ def a_claim_loses_its_devices_and_is_used_again(world: RunningWorld) -> None:
 
 
 def a_pod_that_only_a_replica_has_counted_is_deleted_by_force(world: RunningWorld) -> None:
-    """The LIST of a replica counts the pod before the leader's watch shows it."""
+    """A replica's LIST counts the pod before the leader's watch shows the pod."""
     running(world, "other")
     pod = TruePod("pod", LONG)
     world.start(pod)
@@ -198,7 +198,7 @@ def a_pod_that_only_a_replica_has_counted_is_deleted_by_force(world: RunningWorl
 
 
 def a_standby_that_is_behind_becomes_the_leader(world: RunningWorld) -> None:
-    """The watches of the standby have not delivered the pod yet, which was counted and deleted by force."""
+    """A standby becomes the leader. Its watches never showed a charged pod, which was then deleted by force."""
     pod = running(world, "pod", LONG)
     world.delete(pod)
     world.hand_over()
@@ -208,7 +208,7 @@ def a_standby_that_is_behind_becomes_the_leader(world: RunningWorld) -> None:
 
 
 def a_former_leader_still_recounts(world: RunningWorld) -> None:
-    """The former leader sees neither the new pod nor the forced deletion that the new leader has counted."""
+    """A new leader has counted a pod and its forced deletion. The former leader has seen neither, and recounts."""
     pod = running(world, "pod", LONG)
     world.hand_over()
     world.delete(pod)

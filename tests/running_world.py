@@ -48,9 +48,9 @@ MAX_LAG = SILENCE
 class TruePod:
     """The true state of a pod.
 
-    ``grace``: the grace period in seconds.
-    ``claim``: the uid of the claim that is created for it, if the pod requests its GPU by a claim.
-    ``runs_until``: the time when its containers end; infinite while the pod is bound, -infinite before.
+    ``grace``: the grace period in seconds. ``claim``: the uid of the claim that is created for the pod, if it requests
+    its GPU by a claim. ``runs_until``: the time when its containers end. It is infinite after the pod is bound, and
+    -infinite before.
     """
 
     uid: str
@@ -89,7 +89,7 @@ class TrueClaim:
 
 
 class WatchingLeader:
-    """A controller that leads, or its standby. It knows only the events that its watches have delivered so far."""
+    """A controller that is the leader or the standby. It knows only the events that its watches have delivered."""
 
     def __init__(self, world: "RunningWorld") -> None:
         self._world = world
@@ -107,7 +107,7 @@ class WatchingLeader:
         self.miss(CLAIMS)
 
     def miss(self, collection: str) -> None:
-        """Begin a watch again with a LIST, as after a long interruption. The watch misses the events in between."""
+        """Restart a watch with a LIST, as after a long interruption. The watch misses the events in between."""
         self._reflectors[collection].relist()
         self._reflectors[collection].synced.set()
         self._delivered[collection] = len(self._world.events[collection])
@@ -128,7 +128,7 @@ class WatchingLeader:
             self.hear(collection, len(self._world.events[collection]))
 
     def recount(self, *, looks: bool) -> None:
-        """Recount the ledger. If ``looks`` is true, first deliver the newest ledger to the leader."""
+        """Recount the ledger. If ``looks`` is true, deliver the newest ledger to the leader before."""
         if looks:
             self.recounter.ledgers.relist()
         with contextlib.suppress(VcudaError):
@@ -159,7 +159,7 @@ class RunningWorld:
         return self.now
 
     def new_store(self) -> LedgerStore:
-        """Return a client that reads and writes ledgers. Each claim is charged one card."""
+        """Return a client that reads and writes ledgers, for pods or for claims of one card each."""
         return LedgerStore(
             self.api.kube,
             "vcuda-quota",
@@ -200,7 +200,7 @@ class RunningWorld:
         self._write(thing)
 
     def bind(self, pod: TruePod) -> None:
-        """Allocate the pod's claim, if it has one, and bind the pod. Its kubelet may then start it."""
+        """Allocate the pod's claim, if it has one, and bind the pod to a node. Its kubelet may then start it."""
         if pod.claim:
             self.allocate(pod)
         pod.runs_until = math.inf
@@ -222,7 +222,7 @@ class RunningWorld:
         self._write(pod, ended=True)
 
     def delete(self, pod: TruePod) -> None:
-        """Delete a pod by force. If it is bound and has not ended, its containers run on for the grace period."""
+        """Delete a pod by force. If the pod is bound and has not ended, its containers run on for the grace period."""
         pod.stored = False
         if pod.runs_until == math.inf:
             pod.runs_until = self.now + min(max(pod.grace, MIN_SECONDS), MAX_TERMINATING)
@@ -270,7 +270,7 @@ class RunningWorld:
         assert self.used() >= self.held(), f"{self.held()} cores may be in use, and {self.used()} are counted"
 
     def recount(self, *, looks: bool = True) -> None:
-        """Have the leader recount by the delivered events, and recount again after it has seen its own write."""
+        """Let the leader recount by the delivered events, and recount again after it has seen its own write."""
         self.leader.recount(looks=looks)
         self.check()
         self.leader.recount(looks=True)
@@ -292,11 +292,11 @@ class RunningWorld:
         self.leader = WatchingLeader(self)
 
     def hand_over(self) -> None:
-        """Make the standby the leader. The former leader, which does not know this yet, may still write."""
+        """Make the standby the leader. The former leader does not know of the change yet, and may still write."""
         self.leader, self.standby = self.standby, self.leader
 
     def count_by_replica(self) -> None:
-        """Have a replica count by a LIST and write the result, as after an edit of the quota."""
+        """Let a webhook replica recount by a LIST and write the result, as after an edit of the quota."""
         stored = self._store.open(TEAM)
         observed = self._store.count_pods(TEAM)
         counted = recount(stored.ledger, observed, counted_since=observed.resource_version)
@@ -311,7 +311,7 @@ class RunningWorld:
         self.check()
 
     def held(self) -> int:
-        """Return the cores that are stored, may be stored at any moment, or are in use on a node."""
+        """Return the cores of all pods and claims that are stored, may soon be stored, or are in use on a node."""
         own = (each for each in self.pods.values() if not each.claim)
         return 100 * (sum(map(self._is_held, own)) + sum(map(self._cards_of, self.claims.values())))
 
@@ -320,7 +320,7 @@ class RunningWorld:
         return lives or self.may_be_stored(pod) or self._runs(pod)
 
     def _cards_of(self, claim: TrueClaim) -> int:
-        """Return the cards of a claim: one for each allocation in use, and at least one until it is deleted."""
+        """Return the cards of a claim: one for each allocation in use, but at least one until the claim is deleted."""
         former = sum(any(map(self._runs, users)) for users in claim.former)
         if claim.stored or self.may_be_stored(claim):
             return max(1, bool(claim.users) + former)

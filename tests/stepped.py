@@ -80,7 +80,7 @@ class OpenCall:
         return self._outcome is not None
 
     def arrive(self) -> None:
-        """Let the API server process the call, unless it has done so already. The answer is not delivered yet."""
+        """Let the API server process the call, unless it has already done so. The answer is not delivered yet."""
         if self._outcome:
             return
         try:
@@ -132,12 +132,12 @@ class Wire:
         self._stopped.acquire()
 
     def answer(self, call: OpenCall) -> None:
-        """Let the server process the call, unless it has already. Then the sender runs on, until its next call."""
+        """Let the API server process the call if needed, and deliver the answer. The sender runs to its next call."""
         call.arrive()
         self._go_on(call)
 
     def give_up(self, call: OpenCall, *, lands: bool = False) -> None:
-        """Let the call time out at its sender. With ``lands``, a call that has not arrived can do so later."""
+        """Let the call time out at its sender. If ``lands`` is true, a call that has not arrived may do so later."""
         if lands and not call.arrived:
             self.late.append(call)
         call.lost = True

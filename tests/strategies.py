@@ -72,7 +72,7 @@ def odd_requirements() -> st.SearchStrategy[Manifest]:
 
 
 def field_requirements() -> st.SearchStrategy[Manifest]:
-    """A requirement of matchFields: metadata.name is In, or NotIn, a list with one node name."""
+    """A requirement of matchFields: the node's metadata.name is In, or NotIn, a list with one name."""
     name = st.sampled_from((*NODE_NAMES, UNKNOWN_NODE)).map(lambda name: [name])
     return _with_values(NAME_FIELD, name, "In", "NotIn")
 
@@ -98,18 +98,18 @@ ANTI_AFFINITY = {
 
 
 def storable_affinities() -> st.SearchStrategy[Manifest | None]:
-    """A spec.affinity in which any field may be null or missing. If it has nodeSelectorTerms, it has one to three."""
+    """A spec.affinity in which any field may be null or missing. nodeSelectorTerms, if present, has one to three."""
     return _affinities(st.lists(terms(), min_size=1, max_size=3))
 
 
 def affinities() -> st.SearchStrategy[Manifest | None]:
-    """Storable affinities, and affinities whose nodeSelectorTerms are null or empty."""
+    """An affinity that the API server accepts, or one whose nodeSelectorTerms are null or empty."""
     none: st.SearchStrategy[list[Manifest] | None] = st.sampled_from([None, []])
     return _affinities(_mostly(st.lists(terms(), min_size=1, max_size=3), none))
 
 
 def _affinities(listed: st.SearchStrategy[list[Manifest] | None]) -> st.SearchStrategy[Manifest | None]:
-    """A spec.affinity, usually with ``listed`` as its nodeSelectorTerms, otherwise without that field."""
+    """A spec.affinity. Its nodeSelectorTerms are drawn from ``listed``, and are sometimes left out."""
     preferred: st.SearchStrategy[list[Manifest] | None] = st.sampled_from([None, [], [PREFERRED]])
     beside = {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
     pods = {"podAntiAffinity": st.just(ANTI_AFFINITY)}
@@ -122,12 +122,12 @@ def _affinities(listed: st.SearchStrategy[list[Manifest] | None]) -> st.SearchSt
 
 
 def _mostly(often: st.SearchStrategy[Any], seldom: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Draw from ``often`` three times in four. With an even choice, a deeply nested field would rarely be reached."""
+    """Draw from ``often`` three times in four. With an even choice, deeply nested fields would rarely be drawn."""
     return st.sampled_from([often, often, often, seldom]).flatmap(lambda chosen: chosen)
 
 
 def requests() -> st.SearchStrategy[Manifest]:
-    """Well-formed limits of a container, by one of the four schemes (sets of resource names) that vcuda supports."""
+    """Well-formed limits of a container, in one of the four sets of GPU resource names that vcuda supports."""
     share, cards, memory = st.integers(1, 99), st.integers(1, 3), st.integers(1, 64)
     by_scheme = []
     for domain in ("tencent.com", "nvidia.com"):
@@ -157,7 +157,7 @@ TYPE_ANNOTATIONS = tuple(dict.fromkeys(TYPES))
 
 
 def storable_annotations() -> st.SearchStrategy[dict[str, str] | None]:
-    """Annotations, or null: the user's own, the webhook's, wanted and unwanted models, and recorded allocations."""
+    """Annotations of a pod, or null: the user's, the webhook's, those that select models, and allocation records."""
     own = st.sampled_from(["note", "example.com/a_b", "quota.vcuda.io/model", *NEAR_ALLOCATIONS])
     models = st.lists(st.sampled_from(("", " ", *MODELS, "m4", " p100 ", "00")), max_size=3).map(",".join)
     return _merged(
@@ -168,7 +168,7 @@ def storable_annotations() -> st.SearchStrategy[dict[str, str] | None]:
 
 
 def pod_annotations() -> st.SearchStrategy[dict[str, str] | None]:
-    """Storable annotations, and keys that must be escaped in a JSON Pointer."""
+    """Annotations that the API server accepts, and keys that must be escaped in a JSON Pointer."""
     awkward = st.sampled_from(["~", "a~1b", "a~0/b", "/", "x/y/z", "tencent.com/predicate-gpu-idx-~/0"])
     return _merged(storable_annotations().map(lambda found: found or {}), st.dictionaries(awkward, st.just("v")))
 
@@ -222,7 +222,7 @@ def storable_pods() -> st.SearchStrategy[Manifest]:
 
 
 def quotas() -> st.SearchStrategy[NamespaceQuota]:
-    """An enforced quota of two or more models in any order, and of at most two node pools. A limit may be 0."""
+    """A quota in mode enforce, with two or more models in any order, and at most two node pools. A limit may be 0."""
     limits = st.builds(Limit, st.sampled_from([1200, 600, 50, 0]), st.sampled_from([None, 4096, 1024**2]))
     pools = st.lists(st.sampled_from(POOLS), unique=True, max_size=2).map(tuple)
     listed = st.dictionaries(st.sampled_from(MODELS), limits, min_size=2)

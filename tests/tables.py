@@ -6,7 +6,8 @@ import pytest
 
 
 def cases(names: str, /, **rows: Any) -> pytest.MarkDecorator:
-    """Run a test once for each keyword argument in ``rows``, whose name becomes the id of that run. The argument is a
-    tuple of values for the test's parameters in ``names``, or the value itself if there is one parameter.
+    """Run a test once for each keyword argument in ``rows``. The argument's name is the id of the run.
+
+    ``names``: the test's parameters. Each argument is a tuple of their values, or the value of a single parameter.
     """
     return pytest.mark.parametrize(names, list(rows.values()), ids=list(rows))

@@ -11,9 +11,9 @@ PACKAGES = ("webhook", "vcuda", "controller", "certs")
 
 
 def modules_of(work: Callable[[], object]) -> list[str]:
-    """Return the modules whose functions the work calls, in the order of the first calls.
+    """Return the modules of this project whose functions ``work`` calls, in the order of the first calls.
 
-    Libraries, code that runs at import, and threads that began earlier are left out.
+    Code that runs at import and threads that began earlier are left out.
     """
     found: dict[str, None] = {}
 

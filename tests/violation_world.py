@@ -26,7 +26,7 @@ HOUR = 3600.0
 
 
 class Cluster(ApiDouble):
-    """A test double of the API server. Evicted pods terminate. If ``rejection`` is set, evictions raise this error."""
+    """A test double of the API server. Evicted pods terminate. If ``rejection`` is set, evictions raise it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Cluster(ApiDouble):
 
 
 class Watched:
-    """A `ViolationWatcher` under test. Its clocks and its informers change only when the test says so."""
+    """A `ViolationWatcher` under test. Its clocks advance and its informers see changes only when the test says so."""
 
     def __init__(
         self,

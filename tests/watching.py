@@ -1,4 +1,4 @@
-"""Informers in tests, which no thread updates. The test itself updates them from the stored objects."""
+"""Informers in tests. No thread updates them: the test updates them from the stored objects."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, QuotaPlac
 
 
 def catch_up(reflector: Reflector[Any]) -> None:
-    """Update an informer as if its watch had received all events. Unlike after a new LIST, `listed_version` stays."""
+    """Update an informer as if its watch had received all events. This does not change `listed_version`."""
     listed = reflector.listed_version
     reflector.relist()
     reflector.listed_version = listed or reflector.listed_version
@@ -26,7 +26,7 @@ def catch_up(reflector: Reflector[Any]) -> None:
 def unwatched_recounter(
     kube: Kube, store: LedgerStore, **options: Any
 ) -> tuple[Recounter, QuotaInformer, NodeInformer]:
-    """Return a recounter, with its informers of the quota and of nodes. None of them has read any object yet."""
+    """Return a recounter, with its informers of the quota and of nodes. No informer has read any object yet."""
     quota = QuotaInformer(kube, QuotaPlace(), frozenset())
     nodes = NodeInformer(kube, LABELS, resources=quota.resources)
     given = {"metrics": RecountMetrics(CollectorRegistry()), "on_report": lambda *_: None, **options}

@@ -44,7 +44,7 @@ def test_the_archive_has_the_name_that_the_manifests_use() -> None:
 
 
 def test_a_container_runs_as_a_numeric_user_that_is_not_root(image: Image) -> None:
-    """The image has no entrypoint, because the manifests name the program."""
+    """The manifests name the program to run, so the image has no entrypoint."""
     assert image.config["User"] == f"{USER}:{USER}"
     assert "Entrypoint" not in image.config
     assert image.config["Cmd"][0] in PROGRAMS
@@ -68,7 +68,7 @@ def test_no_program_of_the_image_runs_with_the_rights_of_its_owner(image: Image)
 
 
 def test_the_image_has_no_file_that_describes_the_machine_where_it_was_built(image: Image) -> None:
-    """The settings of pip are mounted at /root while the image is built."""
+    """pip's settings on the build machine are mounted at /root during the build."""
     assert [found.name for found in (image.root / "root").iterdir() if found.name not in (".bashrc", ".profile")] == []
     assert list(image.root.glob("etc/**/pip.conf")) == []
 
@@ -109,7 +109,7 @@ def test_a_container_may_not_write_to_its_root(image: Image, tmp_path: Path) -> 
 
 
 def test_the_webhook_serves_with_a_certificate_that_vcuda_certs_wrote(image: Image, tmp_path: Path) -> None:
-    """Both run as the image's user on a read-only root. Only the directory of the certificate may be written to."""
+    """Both programs run as the image's user on a read-only root. Only the directory of the certificate is writable."""
     certificates, issuing, serving = tmp_path / "certificates", tmp_path / "issuing", tmp_path / "serving"
     for directory in (certificates, issuing, serving):
         directory.mkdir()

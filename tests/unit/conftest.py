@@ -20,13 +20,13 @@ def api() -> ApiDouble:
 
 @pytest.fixture
 def clock() -> Clock:
-    """Return the replicas' clock, which advances only when they sleep."""
+    """Return the clock of the replicas. It advances only when they sleep."""
     return Clock()
 
 
 @pytest.fixture
 def replica(api: ApiDouble, request: pytest.FixtureRequest) -> Replica:
-    """Return one webhook replica. It uses fixture ``clock`` if the test requests this fixture."""
+    """Return one webhook replica. If the test also requests the fixture ``clock``, the replica uses this clock."""
     return _replica(api, request)
 
 

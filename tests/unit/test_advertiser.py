@@ -44,7 +44,7 @@ def routed_to(api: ApiDouble) -> str:
     ],
 )
 def test_the_service_routes_to_the_last_writer(api: ApiDouble, earlier: str, later: str, calls: list[str]) -> None:
-    """The leader corrects the late write of a former leader, and does not write a correct slice again."""
+    """The leader replaces the late write of a former leader. It does not write a correct slice again."""
     first, second = advertiser(api, earlier), advertiser(api, later)
     first.advertise()
     assert routed_to(api) == earlier
@@ -66,7 +66,7 @@ def test_a_slice_that_lost_a_label_gets_it_again(api: ApiDouble, label: str, tex
 
 
 def test_a_slice_that_another_writer_deletes_first_is_created_again(api: ApiDouble) -> None:
-    """The leader's address is now IPv4, so it deletes its IPv6 slice. Another writer has just deleted this slice."""
+    """The leader's address is now IPv4, so it must delete its IPv6 slice. Another writer has just deleted it."""
     advertiser(api, "fd00::1").advertise()
     api.deliver = before("DELETE", lambda: api.remove(SLICE))
     advertiser(api, "10.0.0.1").advertise()

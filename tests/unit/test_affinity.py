@@ -25,7 +25,7 @@ def spec_of(manifest: Manifest) -> PodSpec:
 
 
 def allows(pod: Manifest, name: str, labels: Mapping[str, str]) -> bool:
-    """Return whether a pod's node selection permits a node, computed with the node index that placement uses."""
+    """Return whether a pod's node selection permits a node. The node index that placement uses computes it."""
     index, selection = NodeIndex({"another": {}, name: labels}), NodeSelection.of(spec_of(pod))
     selected = index.selected(selection.selector)
     return bool(sum(index.matching(term, selected) & NAMED for term in selection.terms))
@@ -125,7 +125,7 @@ def test_a_term_is_reachable_only_if_some_node_could_match(
 
 
 def reached(pod: Manifest, *models: str, pools: tuple[str, ...] = (), keys: NodeLabels = LABELS) -> tuple[str, ...]:
-    """Return the models that the pod could get in a cluster that has no nodes yet."""
+    """Return the models that the pod could get. The cluster has no nodes yet, so nodes of any model may come."""
     quota = NamespaceQuota({model: Limit(800) for model in models}, pools)
     return find_candidates(view(pod), PodRequest(Charge(), ()), quota, Nodes(keys)).models
 
@@ -147,7 +147,7 @@ def test_a_model_is_reached_exactly_if_there_could_be_a_node_for_it(manifest: Ma
 
 
 def witness(manifest: Manifest, given: Mapping[str, tuple[str, ...]]) -> tuple[str, dict[str, str]] | None:
-    """Return a node (name and labels) with values from ``given`` that matches the term; None if none is found."""
+    """Return a node (its name and labels) that matches the term, with values from ``given``. None if there is none."""
     lines = manifest.get("matchExpressions") or []
     fields = manifest.get("matchFields") or []
     names = [n for n in (*NODE_NAMES, UNKNOWN_NODE) if all(line_holds(line, {NAME_FIELD: n}) for line in fields)]
@@ -178,7 +178,7 @@ LIKELY = (
 def test_limited_values_leave_out_no_value_of_a_matching_node(
     pod: Manifest, name: str, labels: dict[str, str], key: str
 ) -> None:
-    """A pod's charge depends on the label values of the nodes on which it may run, so no value may be missing."""
+    """A pod's charge depends on the label values of the nodes on which it may run, so no value may be left out."""
     assume(may_run_on(pod, name, labels))
     limited = limited_values(spec_of(pod), key)
     assert limited is None or labels.get(key) in limited

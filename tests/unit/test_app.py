@@ -1,4 +1,4 @@
-"""Tests of the webhook's ASGI application without a server: request bodies, and bodies that never arrive."""
+"""Tests of the webhook's ASGI application without a server: complete request bodies, and bodies that never arrive."""
 
 import asyncio
 import json

@@ -45,7 +45,7 @@ class Gated:
         await self.work(batch)
 
     async def calls(self, items: str, deadline: float = math.inf) -> list[asyncio.Task[str]]:
-        """Start a caller per letter. Return when all are queued, or when their batch has reached the gate."""
+        """Start a caller per letter. Return when all callers are queued, or when their batch waits at the gate."""
         callers = [asyncio.create_task(self.committer.serve(item, deadline)) for item in items]
         await idle()
         return callers
@@ -114,7 +114,7 @@ async def test_callers_that_wait_together_are_one_batch_in_order_and_each_may_wa
 async def test_a_caller_that_leaves_does_not_affect_the_others(
     how: str, in_work: bool, batches: list[list[str]]
 ) -> None:
-    """The item of a caller that leaves is dropped if it is still queued. In a batch, only its result is dropped."""
+    """If the item of the caller is still queued, it is dropped. If its batch has begun, only its result is dropped."""
     gated = Gated()
     first = await gated.calls("a")
     [late] = await gated.calls("b", time.monotonic() + 0.5 if how == "its deadline comes" else math.inf)

@@ -1,6 +1,6 @@
-"""Tests of pods that could use GPUs beyond their request.
+"""Tests of pods that could use more GPUs than they request.
 
-Such a pod is rejected unless the quota allows the field of the pod that gives access to the GPUs.
+Such a pod is rejected unless the quota has the `allow` for the field by which the pod gets the GPUs.
 """
 
 from collections.abc import Mapping
@@ -228,7 +228,7 @@ def test_a_field_that_gives_no_access_beyond_the_charge_is_admitted(manifest: Ma
 @pytest.mark.parametrize(("mode", "told"), [(Mode.WARN, 1), (Mode.AUDIT, 0)])
 @pytest.mark.parametrize("manifest", [pod(container({"amd.com/gpu": 1})), pod(container(**PRIVILEGED))])
 def test_a_quota_that_does_not_enforce_admits_and_reports_it(manifest: Manifest, mode: Mode, told: int) -> None:
-    """Under mode warn the owner of the pod gets a warning. Under mode audit the reason is only logged."""
+    """In mode warn the owner of the pod gets a warning. In mode audit the reason is only logged."""
     answer = rejected(manifest, mode=mode)
     assert (answer.outcome, answer.allowed, len(answer.warnings)) == ("malformed", True, told)
     assert answer.message.startswith("malformed GPU request: ")

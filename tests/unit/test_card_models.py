@@ -233,7 +233,7 @@ T4_VALUES = ["T4", "NVIDIA-Tesla-T4", "Tesla-T4"]
 def test_a_node_selector_with_the_name_of_a_model_stands_for_all_labels_of_its_nodes(
     selector: dict[str, str], left: dict[str, str], values: list[str]
 ) -> None:
-    """Kueue writes the label of a ResourceFlavor into the node selector. A node selector allows only one value."""
+    """Kueue writes the label of a ResourceFlavor into the node selector, which allows only one value of a label."""
     manifest = selecting(nodeSelector=selector)
     model = MODELS.model_of(selector[MODEL])
     patch = patch_for(view(manifest), model, (), {}, PinSettings(), nodes=LABELLED_BEFORE)
@@ -263,9 +263,9 @@ PIECES = st.lists(st.sampled_from([*"aKs.+(){}|^$/:#&~ -", "*", "?", "\u212a", "
 
 @given(PIECES.map("".join) | ANY, st.data())
 def test_cel_matches_the_same_products_as_the_row(pattern: str, data: st.DataObject) -> None:
-    """CEL matches by RE2. The test uses Python's `re`, which differs for these patterns only in case folding.
+    """CEL matches patterns by RE2. The test uses Python's `re`, which differs for these patterns only in case folding.
 
-    If a driver leaves the vendor out of the name, a wildcard does not stand for the vendor in CEL.
+    A driver may leave the vendor out of a product's name. A wildcard in CEL does not match the missing vendor.
     """
     name = data.draw(PIECES.map("".join) | ANY | st.just(pattern).map(lambda text: text.replace("*", "x").swapcase()))
     written = re.search(r'matches\("(.*)"\)$', write_pin(ClaimPin("driver", (fold(pattern),))))

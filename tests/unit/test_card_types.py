@@ -19,7 +19,7 @@ VGPU = {"nvidia.com/vgpu-number": 1}
 
 
 def cluster(scheme: str, /, **types: tuple[str, ...]) -> Nodes:
-    """Return one node per model, with cards of these types. In a model's name, ``_`` stands for ``-``."""
+    """Return one node per model, with cards of these types. In a keyword, ``_`` stands for a model's ``-``."""
     models = {model.replace("_", "-"): kinds for model, kinds in types.items()}
     cards = {model: tuple(Card(f"GPU-{kind}", kind) for kind in kinds) for model, kinds in models.items()}
     registers = {model: {scheme: tuple(cards[model])} for model, kinds in models.items()}
@@ -102,7 +102,7 @@ def test_a_pod_that_bypassed_mutate_and_could_get_another_models_card_is_rejecte
 
 
 def sliced(*mig: bool) -> Nodes:
-    """Return one node with a HAMi card for each value of ``mig``. True means that the card is in MIG mode."""
+    """Return one node with a HAMi card for each value of ``mig``, which is True for a card in MIG mode."""
     cards = tuple(Card(f"GPU-{number}", "NVIDIA A100", mode) for number, mode in enumerate(mig))
     return Nodes.of({"a": {MODEL: "A100"}}, LABELS, {"a": {"hami": tuple(cards)}})
 
@@ -124,7 +124,7 @@ ANY_SLICE = "a share may get a MIG slice of any size; use a model whose cards ar
 def test_a_share_never_gets_a_card_in_mig_mode(
     nodes: Nodes, limits: Mapping[str, int], mode: str | None, written: str | None, told: str
 ) -> None:
-    """HAMi chooses the size of a MIG slice. Pods that were charged one core each got 14, 42, 100 and 100 cores."""
+    """HAMi chooses the size of a MIG slice. For shares of one core each, it gave pods 14, 42, 100 and 100 cores."""
     sent = vcuda_pod(limits, annotations={MODE: mode} if mode else {})
     asked = webhook(nodes)
     answer = asked.mutate(sent)
@@ -173,7 +173,7 @@ WANTS = st.dictionaries(
 
 
 def as_hami_chooses(kind: str, annotations: Mapping[str, str]) -> bool:
-    """Repeat the algorithm of HAMi's `checkGPUtype` in pkg/device/nvidia."""
+    """Return what HAMi's function `checkGPUtype` in pkg/device/nvidia decides."""
     use, nouse = annotations.get(USE), annotations.get(NOT_USE)
     wanted = use is None or any(text.upper() in kind.upper() for text in use.split(","))
     return wanted and not (nouse is not None and any(text.upper() in kind.upper() for text in nouse.split(",")))

@@ -76,7 +76,7 @@ def test_a_share_of_a_card_that_the_node_does_not_have_is_ignored(card: int) -> 
 
 
 def test_an_overcommitted_card_has_nothing_free_until_all_shares_end() -> None:
-    """gpu-admission ignores a share that does not fit. It wrongly counts the card as free when the first share ends."""
+    """gpu-admission ignores a share that does not fit, and so counts the card as free when the first share ends."""
     over = [Share(0, 80, 16000), Share(0, 50, 1000)]
     cards = four().taken(over)
     assert (cards.free_of(0), cards.free_cores, cards.free_memory) == ((0, 0), 300, 3 * 16384)
@@ -190,7 +190,7 @@ def test_text_that_is_no_card_number_is_skipped(text: str, cards: list[int]) -> 
 
 @pytest.mark.parametrize(("cores", "count"), [(30, 1), (99, 1), (100, 1), (199, 1), (7000, 70), (10**9, MAX_SHARES)])
 def test_as_many_cards_are_read_as_the_container_requests(cores: int, count: int) -> None:
-    """No more cards are read than the container requests. Otherwise the owner of a pod could claim a whole node."""
+    """If more cards were read than the container requests, the pod's owner could occupy a node by an annotation."""
     limits = {f"{T}/vcuda-core": cores, f"{T}/vcuda-memory": 4}
     text = {f"{T}/predicate-gpu-idx-0": ",".join(map(str, range(2000)))}
     found = read_pod_cards(view(pod(container(limits), annotations=text, nodeName="n1")))
@@ -199,7 +199,7 @@ def test_as_many_cards_are_read_as_the_container_requests(cores: int, count: int
 
 
 def test_containers_with_equal_annotations_each_get_their_own_request() -> None:
-    """The cache of parsed annotations must not mix the requests of the containers."""
+    """The cache of parsed annotations must not mix up the requests of the containers."""
     words = {f"{T}/predicate-gpu-idx-{number}": "3" for number in range(2)}
     less = {f"{T}/vcuda-core": 10, f"{T}/vcuda-memory": 1}
     for first, second in ((SHARE, less), (less, SHARE)):

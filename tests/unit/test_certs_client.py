@@ -34,7 +34,7 @@ class ClientWorld(World):
 
 
 def issued(*lags: timedelta, policy: steps.RotationPolicy = POLICY) -> ClientWorld:
-    """Return a world with a client certificate. Each API server has a lag, after which it uses a new certificate."""
+    """Return a world with a client certificate. Each API server uses a new certificate only after its lag."""
     config_map = state.Configuration("ConfigMap", "vcuda-client-ca", "", (state.Hook(0, "ca.crt", ()),))
     world = ClientWorld(state.State(configurations=(config_map,)))
     world.go_on(steps.Done, policy)
@@ -86,7 +86,7 @@ def test_a_retired_ca_stays_trusted_until_no_leaf_of_it_can_be_valid() -> None:
 
 
 def test_a_retired_ca_is_removed_after_the_retention_when_the_new_certificate_is_confirmed() -> None:
-    """The first run records that the certificate is in use, so later runs do not need the option that confirms this."""
+    """The first run records that the certificate is in use. So later runs do not need the option that confirms it."""
     world = replaced()
     [old] = world.state.authorities.retired
     assert isinstance(world.take(replace(NEW, installed=True)), steps.NoteServed)
@@ -99,7 +99,7 @@ def test_a_retired_ca_is_removed_after_the_retention_when_the_new_certificate_is
 
 
 def test_a_ca_that_is_only_in_the_config_map_stays_despite_an_earlier_confirmation() -> None:
-    """The CA Secret was restored from a backup. The API servers may present certificates of the newer CA."""
+    """The CA Secret was restored from a backup, and the API servers may present certificates of a newer CA."""
     world = issued(LONG)
     newer = make_authority(START, client=True)
     world.put_hooks(bundle=(world.current.certificate, newer.certificate))
@@ -139,7 +139,7 @@ CAS = make_authority(START, client=True).certificate_pem().decode()
     ),
 )
 def test_the_cas_of_a_config_map_are_read(config_map: dict[str, Any] | None, found: tuple[int, bool, bool]) -> None:
-    """``found``: the number of CAs, whether the ConfigMap needs a repair, and whether another tool manages it."""
+    """``found``: the number of CAs; whether the ConfigMap needs a repair; whether another tool manages it."""
     read = parsing.read_client_cas(config_map, "vcuda-client-ca", "vcuda-quota")
     [hook] = read.hooks
     assert (len(hook.bundle), hook.faulty, bool(read.read_only)) == found

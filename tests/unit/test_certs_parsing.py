@@ -120,12 +120,12 @@ def taken(certificate: bytes, directory: Path) -> tuple[bool, bool]:
 def test_the_rotation_accepts_exactly_the_pairs_that_the_webhook_serves(
     tmp_path: Path, rest: bytes, *, good: bool
 ) -> None:
-    """If the rotation accepted a pair that the webhook rejects, no replica could start, and no run would repair it."""
+    """If only the rotation accepted a pair, no replica could start, and no run would repair the pair."""
     assert taken(LEAF.certificate_pem() + rest, tmp_path) == (good, good)
 
 
 def test_a_certificate_with_names_that_cannot_be_read_has_none_and_is_no_authority() -> None:
-    """The certificate has an ediPartyName, which the cryptography library does not support."""
+    """The certificate has a name of type ediPartyName, which the cryptography library does not support."""
     key, nobody, end = ec.generate_private_key(ec.SECP256R1()), x509.Name([]), NOW + timedelta(days=1)
     names = x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, bytes.fromhex("3006a504a1020c00"))
     unsigned = x509.CertificateBuilder(nobody, nobody, key.public_key(), 1, NOW, end)

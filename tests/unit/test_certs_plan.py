@@ -55,7 +55,7 @@ def test_a_leaf_is_renewed_by_the_same_authority_if_only_the_leaf_is_due() -> No
 
 @cases("step, span, seen", the_overlap=(Promote, "overlap", "next_ca"), the_retention=(Forget, "retention", "served"))
 def test_a_clock_that_jumps_ahead_does_not_shorten_a_wait(step: type[steps.Decision], span: str, seen: str) -> None:
-    """A run trusts a state only after it has observed that state for ten seconds itself."""
+    """A run trusts a state only after it has itself observed the state for ten seconds."""
     world = rotated(Wait if step is Promote else NoteServed)
     if step is Forget:
         world.take()
@@ -67,7 +67,7 @@ def test_a_clock_that_jumps_ahead_does_not_shorten_a_wait(step: type[steps.Decis
 
 
 def test_a_note_from_the_future_is_replaced() -> None:
-    """Otherwise the next step, which must wait for some time after the recorded time, would be delayed for years."""
+    """The next step waits for some time after the recorded time. With a time in the future it would wait for years."""
     world = rotated(Wait)
     there = world.state.authorities
     assert there.trusted
@@ -119,7 +119,7 @@ def test_an_endpoint_has_time_to_follow_before_a_problem_is_reported() -> None:
 
 
 def test_a_broken_leaf_is_replaced_at_once_if_no_call_succeeds_anyway() -> None:
-    """There is no need to wait until the API servers have read the new caBundles."""
+    """Every call of the webhook fails already, so the run need not wait until the caBundles are read."""
     assert isinstance(healthy(NOW, since=91 * DAY).decide(POLICY, UNSEEN), IssueLeaf)
 
 
@@ -145,7 +145,7 @@ def test_an_unusable_leaf_is_replaced(serving: Callable[..., Serving]) -> None:
 
 
 def test_a_first_run_creates_everything_with_the_configured_lives_and_without_waiting() -> None:
-    """There may be no webhook configuration and no endpoint yet, because the webhook needs its Secret to start."""
+    """The webhook needs its Secret to start, so there may be no webhook configuration and no endpoint yet."""
     world = World()
     taken, _ = world.go_on(Done, replace(POLICY, ca_life=20 * DAY, leaf_life=5 * DAY), UNSEEN)
     assert taken == [MakeAuthority, Promote, IssueLeaf]
@@ -154,7 +154,7 @@ def test_a_first_run_creates_everything_with_the_configured_lives_and_without_wa
 
 
 def test_a_missing_configuration_is_no_problem_if_none_is_required() -> None:
-    """This is the case of the scheduler extender. Its caller, kube-scheduler, reads the CA from a file."""
+    """The scheduler extender has no webhook configuration. Its caller, kube-scheduler, reads the CA from a file."""
     world = healthy(since=HOUR)
     world.put(configurations=())
     assert isinstance(world.decide(POLICY), StepRejected)
@@ -176,7 +176,7 @@ def test_without_configurations_the_problem_says_how_to_replace_the_authority() 
 
 
 def test_without_a_configuration_a_valid_authority_is_not_replaced() -> None:
-    """The rotation does not find a configuration with a mistyped label. This configuration may not trust a new CA."""
+    """If the label of a configuration is mistyped, the rotation does not find it and cannot add a new CA to it."""
     world = healthy(NOW, since=MINUTE)
     world.put(configurations=())
     world.take()
@@ -184,7 +184,7 @@ def test_without_a_configuration_a_valid_authority_is_not_replaced() -> None:
 
 
 def waiting_for_the_next_authority(policy: steps.RotationPolicy = NEW) -> World:
-    """Return a world in which the old and the new CA are both trusted, and the serving certificate must be renewed."""
+    """Return a world in which both the old and new CA are trusted, and the serving certificate is due for renewal."""
     world = rotated(Wait, policy)
     leaf = make_leaf(world.current, NAMES, START, timedelta(seconds=80))
     world.put(serving=replace(world.state.serving, leaf=leaf))
@@ -193,7 +193,7 @@ def waiting_for_the_next_authority(policy: steps.RotationPolicy = NEW) -> World:
 
 
 def test_while_the_next_authority_waits_a_leaf_that_is_due_is_renewed_by_the_current_one() -> None:
-    """The certificate may expire before the end of the time (`--overlap`) in which both CAs are trusted."""
+    """Both CAs are trusted for the time `--overlap`. The serving certificate may expire before the end of this time."""
     policy = replace(NEW, overlap=30 * DAY)
     world = waiting_for_the_next_authority(policy)
     assert isinstance(world.decide(policy, replace(SEEN_LONG, current=NOW)), Wait)
@@ -204,7 +204,7 @@ def test_while_the_next_authority_waits_a_leaf_that_is_due_is_renewed_by_the_cur
 
 
 def test_a_leaf_that_is_due_is_renewed_although_the_next_authority_cannot_be_trusted_yet() -> None:
-    """The next CA is not trusted until a person restores the label of the configurations, which may take long."""
+    """The next CA is trusted only after a person has restored the label of the configurations, which may take long."""
     world = waiting_for_the_next_authority()
     world.put(configurations=())
     assert isinstance(world.take(), IssueLeaf)
@@ -283,7 +283,7 @@ def test_an_authority_that_a_locked_configuration_does_not_trust_is_not_promoted
 
 @cases("restored", both_Secrets_deleted=False, CA_Secret_restored_from_a_backup=True)
 def test_a_broken_leaf_that_a_locked_configuration_trusts_is_not_replaced(restored: bool) -> None:
-    """A locked configuration is one that the rotation must not write. It would not trust another certificate."""
+    """A locked configuration is one that the rotation must not write, so it would not trust a new certificate."""
     world = locked(healthy(NOW, since=MINUTE))
     world.put(authorities=Authorities(current=make_authority(START - 2 * DAY)) if restored else Authorities())
     world.put(serving=world.state.serving if restored else Serving())
@@ -306,7 +306,7 @@ def test_a_locked_configuration_that_may_trust_an_unreachable_endpoint_keeps_wor
 
 
 def test_a_locked_configuration_that_never_trusted_the_served_leaf_blocks_no_rotation() -> None:
-    """An earlier installation left this configuration behind. Its calls fail with any certificate."""
+    """An earlier installation left this configuration behind. Calls by it fail with every certificate."""
     world = healthy(NOW, since=MINUTE)
     *_, last = world.state.configurations
     hooks = tuple(replace(hook, name=f"old-{hook.name}", bundle=()) for hook in last.hooks)

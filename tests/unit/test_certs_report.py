@@ -72,7 +72,7 @@ def test_missing_callers_or_endpoints_are_a_problem_for_a_person(
 
 
 def of_another_tool(world: World, root: Signed) -> None:
-    """Change the world so that another tool manages everything: every caBundle contains only that tool's root CA."""
+    """Let another tool manage all certificates: every caBundle contains only the tool's root CA."""
     world.put_hooks(bundle=(root.certificate,))
     world.put(tool="cert-manager", authorities=Authorities(), serving=Serving())
 
@@ -101,7 +101,7 @@ def test_a_leaf_is_trusted_only_for_the_requested_name(dns: tuple[str, ...], *, 
 
 
 def foreign(name: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> Signed:
-    """Return a CA of another tool. If ``name`` is ``issuer``, it is self-signed; otherwise ``key`` signs it."""
+    """Return a CA of another tool. If ``name`` is ``issuer``, the CA is self-signed. Otherwise ``key`` signs it."""
     own = ec.generate_private_key(ec.SECP256R1()) if name != issuer else key
     subject, issued_by = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one)]) for one in (name, issuer))
     begin, end, public = START - timedelta(days=1), START + timedelta(days=900), own.public_key()

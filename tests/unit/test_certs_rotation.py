@@ -1,6 +1,6 @@
 """Property tests of the rotation of certificates.
 
-Runs start in any state and may be killed at any point. The last run finishes, and no run removes a CA that is in use.
+Runs start in any state and may be killed at any point. The last run must finish. No run may remove a CA in use.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,7 @@ DAMAGES: dict[str, Damage] = {
     "recorded times lost": lambda world: note(world, trusted=None, served=None),
     "recorded times are in the future": set_the_clock_back,
     "old serving Secret of an unknown CA restored": restore_an_old_leaf,
-    # If an old CA Secret is restored, the CAs that were made later remain only in the caBundles.
+    # If somebody restores an old CA Secret, the CAs that were made after it remain only in the caBundles.
     "old CA Secret restored": restore_an_old_authority,
     "retired.crt is garbage": lambda world: note(world, retired=(), faults=("garbage",)),
     "no run until the leaf expired": lambda world: world.sleep(91 * DAY.total_seconds()),
@@ -129,7 +129,7 @@ def test_a_rotation_killed_anywhere_ends_the_same_and_never_removes_trust(
 
 @pytest.mark.parametrize("hooks", [1, 2])
 def test_runs_that_are_each_killed_at_their_first_write_finally_finish(hooks: int) -> None:
-    """A run must not undo the work of an earlier run, or the runs would never finish."""
+    """If a run undid the work of an earlier run, the runs would never finish."""
     world = healthy()
     world.put(configurations=world.state.configurations[:hooks])
     world.sleep(60)
@@ -185,8 +185,8 @@ def test_runs_converge_after_any_damage_and_never_remove_trust(
     world.forget_what_worked()
     world.look()
     assert isinstance(run_daily(world, NEW, deaths, budget), Done)
-    # The rotation does not wait for a pod that is not ready, even if a damage has removed the CA of this pod. So the
-    # test waits until every pod serves the newest leaf.
+    # The rotation does not wait for a pod that is not ready, even if the CA of this pod's certificate is no longer in
+    # the caBundles. So the test waits until every pod serves the newest certificate.
     world.sleep(LATEST.total_seconds())
     assert_at_rest(world)
     assert world.lost == []
@@ -212,7 +212,7 @@ def test_runs_converge_after_any_damage_and_never_remove_trust(
 def test_no_leaf_expires_while_it_is_served_for_any_lives(
     lags: list[timedelta], authority_hours: int, leaf_minutes: int, overlap: float, retention: float, *, read_only: bool
 ) -> None:
-    """Two CAs may be trusted for longer than a leaf is valid. A webhook configuration may be read-only."""
+    """Two CAs may be trusted for longer than a certificate is valid. A webhook configuration may be read-only."""
     life = timedelta(hours=authority_hours)
     policy = RotationPolicy(NAMES, life, timedelta(minutes=leaf_minutes), life * overlap, life * retention)
     world = healthy(*lags, policy=policy)
@@ -231,7 +231,7 @@ def test_no_leaf_expires_while_it_is_served_for_any_lives(
 def test_two_runs_at_once_do_no_harm(
     lags: list[timedelta], late: list[tuple[timedelta, timedelta]], turns: list[tuple[int, bool]]
 ) -> None:
-    """In each turn, one run either reads the state and decides, or writes its earlier decision (compare-and-swap)."""
+    """In each turn, a run either reads the state and decides, or writes its decision if no other run wrote since."""
     world = with_stragglers(healthy(*lags), late)
     world.sleep(60)
     policy = replace(NEW, overlap=DAY / 24)

@@ -32,7 +32,7 @@ def reserved(counter: int) -> Ledger:
 
 
 def test_a_pending_charge_expires_when_its_pod_can_no_longer_be_stored(ages: ChargeAges) -> None:
-    """The age counts from the first time that the leader saw the charge. A repeated sight does not restart it."""
+    """The age of a charge counts from the first time that the leader saw it, and does not restart later."""
     assert ages.pending(TEAM, PENDING, WATCH, 100.0) == Overdue(next_in=STORABLE_SECONDS)
     assert ages.pending(TEAM, PENDING, WATCH, 100.0 + STORABLE_SECONDS - 1) == Overdue(next_in=1.0)
     assert ages.pending(TEAM, PENDING, WATCH, 100.0 + STORABLE_SECONDS) == Overdue({"a"})
@@ -47,7 +47,7 @@ def test_a_pending_charge_expires_when_its_pod_can_no_longer_be_stored(ages: Cha
 def test_a_reservation_expires_after_its_lease_the_storable_time_and_the_margin(
     ages: ChargeAges, counter: int, watch_began: float, began: float
 ) -> None:
-    """The time starts with the last renewal. The storable time does not start before the watch of pods."""
+    """The lease counts from the reservation's last renewal. The storable time starts with the watch, or later."""
     watch = Watch("1", "1", watch_began)
     ages.reservations(TEAM, reserved(1), watch, 0.0)
     ages.reservations(TEAM, reserved(counter), watch, 50.0)
@@ -76,7 +76,7 @@ def test_a_terminating_charge_expires_after_its_time_and_the_longest_time(
 def test_a_pod_that_may_be_older_than_the_watch_may_run_unseen_for_its_grace_period(
     ages: ChargeAges, written: bool, claim_grace: int, seconds: int
 ) -> None:
-    """A charge is newer than the watch if this leader has written the ledger without it since the watch began."""
+    """A charge is newer than the watch if the leader, since the watch began, has written the ledger without it."""
     ledger = Ledger(pending=PENDING.pending, claim_grace=claim_grace)
     if written:
         ages.written(TEAM, WATCH)

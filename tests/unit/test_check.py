@@ -39,7 +39,7 @@ def check(directory: Path, *manifests: Manifest, options: tuple[str, ...] = (), 
 
 
 def rows(directory: Path, *manifests: Manifest, options: tuple[str, ...] = (), quota: str = QUOTA) -> Rows:
-    """Return the objects in the JSON output of `check`. Assert that its exit status is 1 if an object is rejected."""
+    """Return the objects in the JSON output of `check`. The exit status must be 1 exactly if one is rejected."""
     (directory / "quota.yaml").write_text(quota)
     result = check(directory, *manifests, options=("-o", "json", *options))
     found: Rows = json.loads(result.stdout)["objects"]
@@ -48,7 +48,7 @@ def rows(directory: Path, *manifests: Manifest, options: tuple[str, ...] = (), q
 
 
 def decisions(directory: Path, *manifests: Manifest, options: tuple[str, ...] = (), quota: str = QUOTA) -> list[str]:
-    """Return for each row of the command's output the number of pods, the decision, and the model."""
+    """Return the number of pods, the decision and the model for each row of the command's output."""
     found = rows(directory, *manifests, options=options, quota=quota)
     return [f"{row['count']} {row['decision']} {row['model']}".strip() for row in found]
 
@@ -68,11 +68,11 @@ def deployment(replicas: int, limits: dict[str, int], name: str = "train") -> Ma
     return {"kind": "Deployment", "metadata": {"name": name}, "spec": {"replicas": replicas, "template": template}}
 
 
-# Tests of the command's exit status. Function `decisions` checks it too.
+# Tests of the command's exit status. The function `decisions` also checks it.
 
 
 def test_a_manifest_without_pods_is_no_failure(directory: Path) -> None:
-    """If there are no pods, a message says so. An empty table alone would look as if all pods were admitted."""
+    """If there are no pods, a message says so. An empty table would look as if all pods were admitted."""
     result = check(directory, text="{apiVersion: v1, kind: Service}")
     assert (result.exit_code, result.stdout.split()[0], result.stderr) == (0, "OBJECT", "no pods found\n")
     assert check(directory, cards(1)).stderr == ""
@@ -244,7 +244,7 @@ def test_a_pod_is_decided_as_the_webhook_decides_it(directory: Path, manifest: M
 
 
 def test_replicas_with_equal_decisions_share_a_row(directory: Path) -> None:
-    """The eighth replica has its own row, because it is admitted with a warning."""
+    """The eighth replica is admitted with a warning, so it has its own row."""
     found = rows(directory, deployment(12, ONE_CARD), quota="team-a: {quota: {M40: 8}}")
     only = "the only possible model"
     nearly = "the GPU quota is nearly used up: M40 in namespace team-a, 8 cards of 8 cards"
@@ -262,7 +262,7 @@ def test_replicas_fill_one_model_after_the_other(directory: Path) -> None:
 
 
 def test_many_more_replicas_than_may_be_pending_at_once(directory: Path) -> None:
-    """The limit of pending charges does not apply, because no API server has to store the pods."""
+    """The bound on admitted pods that are not stored yet does not apply, because no API server stores these pods."""
     small = {"nvidia.com/vcuda-core": 1, "nvidia.com/vcuda-memory": 1}
     found = rows(directory, deployment(700, small), quota="team-a: {quota: {M40: 6}}")
     assert sum(row["count"] for row in found if row["decision"] == "admitted") == 600
@@ -350,7 +350,7 @@ def test_a_quota_that_only_audits_prints_no_warning(directory: Path) -> None:
 @pytest.mark.parametrize("namespace", sorted(UNASKED_NAMESPACES))
 @pytest.mark.parametrize("core", [100, 150, 900])
 def test_pods_of_a_system_namespace_are_counted_and_never_rejected(directory: Path, namespace: str, core: int) -> None:
-    """The API server does not call the webhook for pods of this namespace, so it stores even malformed pods."""
+    """The API server does not call the webhook for pods of this namespace. So it stores even malformed pods."""
     replicas, quota = deployment(3, {"tencent.com/vcuda-core": core}), f"{namespace}: {{quota: {{M40: 1}}}}"
     (row,) = rows(directory, replicas, options=("-n", namespace), quota=quota)
     reason = "the webhook is not called for pods in this system namespace, so they are charged but never rejected"

@@ -105,7 +105,7 @@ def test_claims_are_decided_together_with_pods_and_claims_before_them(tmp_path: 
 
 
 def test_the_claims_of_a_pod_follow_it_in_the_table(tmp_path: Path) -> None:
-    """In the manifest, the template may follow the pod, because Kubernetes creates the claims later."""
+    """The template of a claim may follow the pod in the manifest, because Kubernetes creates the claims later."""
     rows = check(tmp_path, claiming("gpus", "big"), template(), template(of_product(M40), name="big"))
     assert short(rows)[:3] == [
         "Pod/train: 1 admitted",
@@ -116,7 +116,7 @@ def test_the_claims_of_a_pod_follow_it_in_the_table(tmp_path: Path) -> None:
 
 
 def test_each_replica_has_its_own_claim(tmp_path: Path) -> None:
-    """If the quota has no room for a pod's claim, the pod is still stored and waits for the claim."""
+    """If the quota has no room for a pod's claim, the pod is stored anyway and waits for the claim."""
     rows = check(tmp_path, deployment(7, claiming("gpus")), stored=(template(namespace="team-a"),))
     assert short(rows) == [
         "Deployment/web: 7 admitted",

@@ -120,7 +120,7 @@ def test_a_share_is_charged_by_the_published_devices_of_its_model(slices: list[o
 
 
 def mode(name: str, *others: Manifest, memory: str = "", units: GpuResources = UNITS) -> ClaimPolicy:
-    """Return a policy with A100 cards that NVIDIA's driver shares in a mode, and perhaps other cards."""
+    """Return a policy with A100 cards that NVIDIA's driver shares in this mode, and perhaps other cards."""
     cards = slice_of(NVIDIA, "new", consumable(A100, name, memory), *others)
     return claim_policy([cards], classes=OWN_CLASSES, quota=QUOTA, resources=units)
 

@@ -54,7 +54,7 @@ MIG = "mig.nvidia.com"
 ATTRIBUTE = f'device.attributes["{NVIDIA}"]'
 MAX_PACKED = 16 * 1024
 
-# Tests of specs of claims that are so small that the whole spec is read
+# Tests of claims whose spec is so small that all of it is read
 
 PINS = st.builds(
     lambda driver, patterns, profiles: write_pin(ClaimPin(driver, patterns, profiles)),
@@ -103,7 +103,7 @@ _DEMAND = re.compile(r'device\.attributes\["([^"]*)"\]\.(productName|profile)(?:
 
 
 def conditions(expression: str) -> Iterator[str]:
-    """Yield the operands of `&&` in a CEL expression, by a simple and slow algorithm."""
+    """Yield the operands of `&&` in a CEL expression. The algorithm is simple and slow."""
     parts: list[list[str]] = [[]]
     depth, before, at = 0, "", 0
     while at < len(expression):
@@ -124,7 +124,7 @@ def conditions(expression: str) -> Iterator[str]:
 
 
 def demands(expressions: Iterable[str]) -> Mapping[tuple[str, str], frozenset[str]]:
-    """Return the values that each device attribute may have if all of these CEL expressions are true."""
+    """Return the values that each device attribute may have if all these CEL expressions are true."""
     found: dict[tuple[str, str], frozenset[str]] = {}
     for match in (_DEMAND.fullmatch(each) for text in expressions for each in conditions(text)):
         if match:

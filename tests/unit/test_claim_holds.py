@@ -1,4 +1,4 @@
-"""Tests of how long the devices that a claim has lost stay charged, by what the watch of pods shows of their users."""
+"""Tests of how long a claim is charged for devices that it has lost. The pods that the watch has shown decide."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def lives(version: str, pod: KeptPod | None = None, *, vanished: bool = False, g
     not_shown_yet=(lives(OLDER), Hold(90, sure=False)),
 )
 def test_a_lost_device_is_held_for_as_long_as_its_pod_may_run(shown: PodLives, hold: Hold) -> None:
-    """The longest grace period in the ledger is 90 s. It applies to a pod that the watch has never shown."""
+    """The longest grace period in the ledger is 90 s. It applies to the pod, which the watch has never shown."""
     assert hold_by_pod("pod", LOST, shown, lambda pod: pod.grace_seconds, 90) == hold
 
 
@@ -69,8 +69,9 @@ def test_earlier_users_of_an_allocation_are_remembered_until_the_devices_are_los
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_claim_that_a_list_shows_without_devices_may_have_lost_some(holds: ClaimHolds, *, listed: bool) -> None:
-    """When such a claim is deleted, its charge becomes terminating. A claim that the watch has always shown needs no
-    charge.
+    """Such a claim stays charged for a while after its deletion.
+
+    A claim that the watch has shown without a gap does not.
     """
     bare = claim(devices=())
     note(holds, None, bare, listed=listed)

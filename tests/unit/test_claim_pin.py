@@ -102,8 +102,8 @@ def test_a_pin_of_undecided_partitions_names_the_profiles_that_are_charged() -> 
     assert written.endswith('.?profile.orValue("") in ["1g.5gb", "3g.20gb"]')
     narrowed = write_pin(ClaimPin(NVIDIA, ("a100",), ("1g.5gb",)))
     assert held(entry("mig.nvidia.com", narrowed)).charge("A100").cores == Fraction(100, 7)
-    # Without a list of profiles, a MIG partition of any profile fits the claim, even a profile that does not exist yet.
-    # So the claim is charged a whole card.
+    # Without a list of MIG profiles, a partition of any profile fits the claim, even of a profile that does not exist
+    # yet. So the claim is charged a whole card.
     assert held(entry("mig.nvidia.com", pinned("a100"))).charge("A100").cores == 100
 
 

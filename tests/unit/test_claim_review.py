@@ -30,14 +30,14 @@ NO_MODEL_SELECTED = "but the requests of this claim select no single model"
 
 
 class Busy(MemoryLedgers):
-    """Test ledgers whose answers always come too late for the caller."""
+    """Ledgers of a test. Every answer comes after the caller's deadline."""
 
     async def charge(self, request: ChargeRequest) -> Decision:
         return RetryLater(f"too many pods of {request.namespace} are being created at once", soon=True)
 
 
 class Server:
-    """Calls both /mutate and /validate for objects in namespace team-a."""
+    """Sends objects in namespace team-a to /mutate and /validate."""
 
     def __init__(self, quota: NamespaceQuota = QUOTA, *, served: bool = True) -> None:
         whole = Quota({"team-a": quota}, version="41")
@@ -74,7 +74,7 @@ class Server:
 
 
 def held(model: str, device_class: str = NVIDIA) -> Manifest:
-    """Return a request for devices in a claim, with the selector by which /mutate restricts a request to a model."""
+    """Return a claim's request for devices, with the selector by which /mutate restricts the request to a model."""
     return entry(device_class, write_pin(ClaimPin(device_class, (model.lower(),))))
 
 
@@ -161,7 +161,7 @@ def test_a_claim_that_is_not_pinned_to_one_model_of_the_quota_is_rejected(manife
 def test_a_share_by_a_claim_keeps_its_limit_unless_the_quota_allows_otherwise(
     create: Callable[..., Manifest], asked: Manifest, value: str, *, rejected: bool
 ) -> None:
-    """vgpu-manager reads the limit from the annotations of the claim, which are those of its template."""
+    """vgpu-manager reads the limit of a share from the annotations of the claim, which come from its template."""
     key = "example.com/vgpu-compute-policy"
     manifest = create(asked)
     about = manifest if create is claim else manifest["spec"]
@@ -369,9 +369,9 @@ def test_the_extended_resource_of_a_class_is_rejected_until_it_is_counted() -> N
 def test_a_claim_gets_a_model_with_a_node_that_is_ready_and_not_cordoned_first(
     taint: Taint, nodes: int, model: str, told: str
 ) -> None:
-    """The pod of the claim and its tolerations are unknown, so other taints of the nodes do not count.
+    """The pod of the claim and its tolerations are unknown, so taints of nodes other than cordons do not count.
 
-    The first bit of ``nodes`` is the node with M40, and the second is the node with A100.
+    ``nodes``: the first bit is the node with M40, and the second is the node with A100.
     """
     server = Server()
     server.policy = msgspec.structs.replace(server.policy, states=NodeStates({taint: nodes}))
@@ -381,7 +381,7 @@ def test_a_claim_gets_a_model_with_a_node_that_is_ready_and_not_cordoned_first(
 
 
 def test_with_require_nodes_a_claim_gets_no_model_of_which_no_node_publishes_devices() -> None:
-    """A template is decided by /validate, so its answer does not depend on the devices that exist now."""
+    """The answer to a template must not depend on the devices that exist now, so only /validate decides about it."""
     quota = NamespaceQuota({"V100": Limit(400)}, require_nodes=True)
     answer = Server(quota).mutate(claim())
     assert not answer.allowed

@@ -1,4 +1,4 @@
-"""Tests of the search for claims and pods beyond their quota. Claims are reported, never deleted."""
+"""Tests of the search for claims and pods that exceed their quota. Claims are reported, and never deleted."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def pod(name: str, age: int, cards: int = 1, **fields: Any) -> StoredPod:
 
 
 def claim(name: str, age: int = 1, *, terminating: bool = False, given: int = 0, **taken: Any) -> PricedClaim:
-    """Return a claim that was created ``age`` hours ago, and to which ``given`` P100 cards are allocated."""
+    """Return a claim that was created ``age`` hours ago. ``given``: the number of P100 cards allocated to it."""
     created = f"2026-01-01T{23 - age:02}:00:00Z"
     stored = StoredClaim(f"uid-{name}", "team-a", name, pack(ClaimDigest()), (), created, terminating)
     charges = {"M40": CARD, **({"P100": Charge(100 * given)} if given else {})}
@@ -134,7 +134,7 @@ def test_each_claim_is_reported_once_and_counted_with_the_pods(mode: str) -> Non
 
 
 def test_a_pod_is_evicted_because_of_older_claims_only_if_these_are_known() -> None:
-    """While the charge of a stored claim is unknown, no pod is evicted."""
+    """While the charge of any stored claim is unknown, no pod is evicted."""
     api = Cluster()
     api.limit({"quota": {"M40": 2}})
     api.add("new", hour=22)

@@ -1,4 +1,4 @@
-"""Tests of the reading of custom resources. The manifests are from the documentation of the resources' projects."""
+"""Tests of how custom resources are read. The manifests are from the documentation of the resources' projects."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ from vcuda.requests.pod_request import read_request
 from vcuda.workloads import Unread
 from webhook.check.files import typed_workloads
 
-# Tests of custom resources. The manifests are from the documentation of the resources' projects.
+# Tests of how custom resources are read
 
 POD = {"spec": {"containers": [container({"nvidia.com/gpu": 1})]}}
 GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}

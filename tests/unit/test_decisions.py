@@ -1,4 +1,4 @@
-"""The webhook's answers as HTTP responses: for each path, each fault of a pod and each mode of the quota."""
+"""Tests of the webhook's answers as HTTP responses: for each path, each fault of a pod and each mode of the quota."""
 
 import asyncio
 import base64
@@ -79,8 +79,8 @@ class Rejection(NamedTuple):
 class Case(NamedTuple):
     """A pod, and the expected answers of the webhook.
 
-    ``lenient``: the outcome and the warning if the quota is not enforced; empty if every mode rejects the pod. Only
-    mode warn returns the warning. ``passes``: the outcome if every mode admits the pod unchanged.
+    ``lenient``: the outcome and the warning if the mode of the quota is not enforce; empty if every mode rejects the
+    pod. Only mode warn returns the warning. ``passes``: the outcome if every mode admits the pod unchanged.
     """
 
     name: str
@@ -128,7 +128,7 @@ LOST = Rejection("ledger-lost", FORBIDDEN, f"exceeded quota: {LedgerLost('team-a
 UNREADABLE = Rejection("unreadable-ledger", HTTPStatus.INTERNAL_SERVER_ERROR, DAMAGED)
 
 CASES = [
-    # Cases in which an enforced quota rejects the pod. A quota that is not enforced admits the pod with a warning.
+    # Cases in which a quota of mode enforce rejects the pod. The other modes admit the pod with a warning.
     Case("malformed", BOTH, pod_of_cores(150, affinity=HELD), WRONG, ("", MALFORMED)),
     Case("no pod", BOTH, [], Rejection("malformed", BAD_REQUEST, UNREAD), ("malformed", UNREAD)),
     Case("over quota", MUTATE, MANY, OVER, ("pinned", "")),
@@ -325,7 +325,7 @@ HOSTILE: dict[str, Manifest] = {
 @pytest.mark.parametrize("mode", [Mode.ENFORCE, Mode.WARN])
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_a_long_text_of_a_pod_is_cut_in_every_message_and_log_line(hostile: str, mode: Mode, path: str) -> None:
-    """Values are cut after 100 characters. The name of a pod, a key or a resource may be longer: it locates a fault."""
+    """Values are cut after 100 characters. The name of a pod, key or resource may be longer: it locates a fault."""
     manifest, log = HOSTILE[hostile], CapturingLogger()
     policy = policy_for(msgspec.structs.replace(QUOTA, mode=mode))
     pin_settings = PinSettings(scheduler="gpu-scheduler")

@@ -1,4 +1,4 @@
-"""Tests of which source determines the GPU model of a node, when it is in doubt, and who wrote the label."""
+"""Tests of how the GPU model of a node is decided, of doubts about it, and of who wrote the model label."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -44,7 +44,7 @@ def wanted(found: Found) -> tuple[str, str] | None:
     return (found.wanted.model, found.wanted.source) if found.wanted else None
 
 
-# Tests of the sources that show the GPU model of a node
+# Tests of the sources that name the GPU model of a node
 
 BY_LABELS = (T4_PRODUCT, "gpu-feature-discovery")
 
@@ -106,7 +106,7 @@ def test_the_cards_of_a_node_are_counted_by_its_strongest_source_or_its_resource
 
 
 def test_devices_that_are_parts_of_cards_are_counted_as_parts() -> None:
-    """With NVIDIA's own device plugin, a device may be a part of a card, here a quarter."""
+    """With NVIDIA's own device plugin, a device may be a part of a card, here a quarter of a card."""
     for model, cards in (("T4-shared", 1), ("T4", 4)):
         assert cards_on(node(labelled(model), {"allocatable": {"nvidia.com/gpu": "4"}}), known=SHARED) == cards
 
@@ -141,7 +141,7 @@ LISTED = f"the register of HAMi lists 2 cards of 20 nvidia.com/gpu, but the node
 def test_a_register_is_left_over_only_if_another_plugin_offers_each_of_its_cards_once(
     plugin: dict[str, Any], left_over: set[str], told: str | None
 ) -> None:
-    """A node stays HAMi's while its own plugin offers the cards, even if HAMi's scheduler calls the plugin dead."""
+    """HAMi's register counts while HAMi's plugin offers the cards, even if HAMi's scheduler calls the plugin dead."""
     manifest = node(plugin, labelled("A100"))
     seen = msgspec.convert(manifest, Node)
     registers = read_registers(seen.annotations, lambda *_: None)

@@ -1,4 +1,4 @@
-"""Tests that all sources' names of a GPU product are converted to one name, and to the model that the quota uses."""
+"""Tests that every source's name of a GPU product leads to one name of the product, and to the model in the quota."""
 
 import re
 

@@ -40,13 +40,13 @@ def prose(page: Path) -> list[str]:
 
 
 def slugs(heading: str) -> set[str]:
-    """Return the anchors of a heading on GitHub and on the mkdocs site, where one dash replaces several in a row."""
+    """Return two anchors of a heading: on GitHub, and on the mkdocs site, where one dash replaces several in a row."""
     github = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
     return {github, re.sub(r"-+", "-", github)}
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of the page that are equal on GitHub and on the mkdocs site. Links may use only these."""
+    """Return the anchors that are equal on GitHub and on the mkdocs site. Links may use only these anchors."""
     headings = [found[1] for line in prose(page) if (found := re.match(r"#+ (.+)", line))]
     return {min(of_heading) for heading in headings if len(of_heading := slugs(heading)) == 1}
 
@@ -90,7 +90,7 @@ def test_a_page_of_the_site_links_to_nothing_outside_the_site(page: Path) -> Non
 
 @pages_of_the_site
 def test_every_list_and_every_table_begins_after_an_empty_line(page: Path) -> None:
-    """Without an empty line before a list, mkdocs renders the list as text of the paragraph before. GitHub does not."""
+    """Without an empty line before it, mkdocs (unlike GitHub) renders a list as text of the paragraph before it."""
     lines = ["", *prose(page)]
     broken = [line for before, line in pairwise(lines) if BLOCK.match(line) and before and not OF_A_BLOCK.match(before)]
     assert broken == []
@@ -122,7 +122,7 @@ COMMENT = re.compile(r"\s+#\s.*$|^\s*#\s.*$", re.MULTILINE)
 
 
 def code_of(page: Path) -> list[tuple[str, str]]:
-    """Return the language and the lines of each code block, without comments, which are translated."""
+    """Return the language and the lines of each code block. Comments are left out, because they are translated."""
     return [(language, COMMENT.sub("", code)) for _, language, code in CODE.findall(page.read_text(encoding="utf-8"))]
 
 
@@ -131,7 +131,7 @@ def levels_of(page: Path) -> list[str]:
 
 
 def rows_of(page: Path) -> list[tuple[int, list[str]]]:
-    """Return for each table row of a page the number of cells, and the words in backticks in the first cell."""
+    """Return the number of cells, and the words in backticks in the first cell, of each table row of a page."""
     rows = [line.strip("|").split("|") for line in prose(page) if line.startswith("|")]
     return [(len(cells), re.findall(r"`([^`]*)`", cells[0])) for cells in rows]
 

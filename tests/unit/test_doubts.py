@@ -1,4 +1,4 @@
-"""Tests of when the GPU model of a node is in doubt, and of who wrote its label."""
+"""Tests of the conditions under which the GPU model of a node is in doubt, and of who wrote the model label."""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -129,7 +129,7 @@ def test_any_text_in_our_annotation_is_a_record_or_none(text: str) -> None:
 
 
 def test_a_label_by_the_products_name_stays_when_a_row_names_it() -> None:
-    """The controller keeps the old value of the label, because pods may be restricted to this value."""
+    """The controller keeps the product's name in the label, because pods may be restricted to this value."""
     manifest = node(hami(A100), labelled(A100_PRODUCT, by="hami"))
     assert not found_on(manifest).differs(NO_ROWS)
     assert not found_on(manifest, known=ROWS).differs(ROWS.models)

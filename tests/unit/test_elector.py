@@ -18,7 +18,7 @@ TIMING = LeaseTiming.of(30)
 
 
 class Candidate:
-    """A candidate whose clock advances only while it waits. Each wait calls ``meanwhile``; True stops the candidate."""
+    """A candidate for the Lease. Its clock advances only while it waits. A true ``meanwhile`` stops the candidate."""
 
     def __init__(self, api: ApiDouble, identity: str = "us", timing: LeaseTiming = TIMING) -> None:
         self.now = 1000.0
@@ -79,7 +79,7 @@ def test_a_missing_lease_is_created(api: ApiDouble, us: Candidate) -> None:
     assert spec["acquireTime"] == spec["renewTime"]
 
 
-# The Lease may already name this candidate: an earlier attempt may have taken the Lease, and its answer was lost.
+# The Lease may already name this candidate, if an earlier attempt took the Lease and its answer was lost.
 @pytest.mark.parametrize(("holder", "transitions"), [("", 5), (None, 5), ("us", 4)], ids=["free", "never", "its own"])
 def test_a_lease_without_another_holder_is_taken(
     api: ApiDouble, us: Candidate, holder: str | None, transitions: int
@@ -106,7 +106,7 @@ def test_a_lease_that_is_renewed_is_never_taken(api: ApiDouble, us: Candidate) -
 @pytest.mark.parametrize(
     ("spec", "waits"),
     [
-        # The candidate ignores the Lease's renewal time, because the clock of another process wrote this time.
+        # The clock of another process wrote the renewal time in the Lease. The candidate ignores this time.
         *(({"renewTime": at}, 30) for at in ("2001-01-01T00:00:00.000000Z", "2099-01-01T00:00:00.000000Z", None)),
         *(({"leaseDurationSeconds": declared}, waits) for declared, waits in ((60, 60), (10, 10), (None, 30), (0, 30))),
     ],
@@ -216,7 +216,7 @@ def test_a_leader_that_cannot_renew_stops_before_others_take_over(
 
 
 def test_a_leader_counts_its_lease_from_before_the_call(api: ApiDouble) -> None:
-    """Other candidates count the lease from the write. So the leader must not count it from a late answer."""
+    """Other candidates measure the lease from the write. So the leader must not measure it from a later answer."""
     us = Candidate(api)
     written = 0.0
 

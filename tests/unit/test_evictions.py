@@ -1,4 +1,4 @@
-"""Tests of the reports about pods beyond their quota, and of the eviction of the newest of them."""
+"""Tests of the reports about pods beyond their quota, and of the eviction of the newest of these pods."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def api() -> Cluster:
 
 @pytest.fixture
 def watched(api: Cluster) -> Watched:
-    """Return a watcher of pods beyond their quota. It may evict pods, and has checked the namespace once."""
+    """Return a watcher that may evict pods beyond their quota, and has checked the namespace once."""
     watched = Watched(api)
     watched.look()
     return watched
@@ -101,8 +101,8 @@ ALL_THREE = ["free", "new", "newest"]
         pytest.param("enforce", False, frozenset(), ALL_THREE, id="without the flag"),
         pytest.param("warn", True, frozenset(), ALL_THREE, id="a quota that only warns"),
         pytest.param("audit", True, frozenset(), [], id="a quota that only audits, without reports"),
-        # The API server does not call the webhook in a system namespace. So if this pod were evicted, its owner would
-        # create a new one, which the webhook would not check.
+        # The webhook is not called for pods in a system namespace. If this pod were evicted, its owner would create a
+        # new pod, which nothing would check.
         pytest.param("enforce", True, frozenset({"team-a"}), ALL_THREE, id="a system namespace"),
     ],
 )
@@ -171,7 +171,7 @@ TWO = ("new", "newest")
 def test_the_stored_pods_decide_about_an_eviction(
     api: Cluster, watched: Watched, change: Callable[[Cluster], object]
 ) -> None:
-    """Pods or the quota were changed so that no pod may be evicted. The watches have not delivered the changes yet."""
+    """The pods or the quota have changed, so that no pod may be evicted. The watches do not show this yet."""
     change(api)
     for _ in range(3):
         watched.look(PERIOD)
@@ -248,7 +248,7 @@ def test_a_rejected_event_is_not_retried_and_delays_nothing(api: Cluster) -> Non
 
 @pytest.mark.parametrize("lost", [lost_request, lost_reply])
 def test_a_failed_check_of_a_namespace_is_retried(api: Cluster, lost: Delivery) -> None:
-    """The failed check may have written some Events. The retry writes only the missing Events."""
+    """The failed check may have written some of the Events. The retry writes only the missing Events."""
     watched = Watched(api, enforce=False)
     api.deliver = Script(lost, lost)
     with structlog.testing.capture_logs() as logs:

@@ -1,6 +1,6 @@
-"""Tests of the extender's allocator. The journals (ConfigMaps of placements) decide where a pod may be placed.
+"""Tests of the extender's allocator, which chooses a node and cards for a pod.
 
-A placement is written to a journal before the scheduler gets its answer. No share of a card is allocated twice.
+It writes each placement to a journal (a ConfigMap) before the scheduler gets its answer. No share is allocated twice.
 """
 
 import itertools
@@ -52,7 +52,7 @@ def test_a_pod_is_placed_and_journaled_before_the_answer(api: ApiDouble, leader:
 
 
 def test_pods_placed_in_quick_succession_never_get_the_same_share(api: ApiDouble, leader: Leader) -> None:
-    """The watch has not delivered these pods yet, so only the journal shows which cards are allocated."""
+    """The watch has not delivered these pods yet, so only the journal shows which cards they have."""
     pods = [store_pod(api, f"pod-{number}", 60) for number in range(3)]
     answers = [leader.filter(pod) for pod in pods]
     assert [answer["NodeNames"] for answer in answers] == [["n1"], ["n1"], []]
@@ -107,7 +107,7 @@ def test_a_pod_that_is_bound_or_has_ended_is_not_placed(
 
 
 class Call(NamedTuple):
-    """A call of the scheduler for pod ``train``. ``ask``: makes it and returns its error. ``done``: did it succeed?"""
+    """A call of the scheduler for pod ``train``. ``ask`` makes it, and returns its error. ``done`` tests success."""
 
     ask: Callable[[], str]
     done: Callable[[], bool]
@@ -127,7 +127,7 @@ def call(request: pytest.FixtureRequest, api: ApiDouble, leader: Leader) -> Call
 def test_the_scheduler_is_answered_before_its_timeout_even_if_the_api_server_is_slow(
     api: ApiDouble, leader: Leader, call: Call, slow: tuple[str, ...], answered: bool
 ) -> None:
-    """During the call, other writers change the pod and the journal."""
+    """During the call, other clients change the pod and the journal."""
 
     def deliver(method: str, timeout: float, effect: Effect) -> bytes:
         leader.seconds += timeout if method in slow else 0.0
@@ -166,14 +166,14 @@ def test_the_next_call_resolves_a_journal_write_of_unknown_outcome(
 
 
 def test_the_scheduler_waits_longer_than_an_answer_takes() -> None:
-    """If the credentials have expired, the last API call is sent a second time. There must be time for this."""
+    """If credentials have expired, the extender sends its last API call a second time. There must be time for this."""
     config = yaml.safe_load((COMPONENT / "scheduler-config.yaml").read_text())["extenders"]
     assert [each["httpTimeout"] for each in config] == ["15s"]
     assert DEADLINE_SECONDS + TIMEOUT <= 15
 
 
 def test_two_processes_that_both_believe_they_lead_see_each_others_placements(api: ApiDouble, leader: Leader) -> None:
-    """When a process's write of the journal fails with a conflict, it reads the placements of the other process."""
+    """A process whose write of the journal conflicts reads the placements that the other process wrote."""
     other = Leader(api).leads()
     for name, who in zip(("a", "b", "c"), itertools.cycle((leader, other))):
         who.filter(store_pod(api, name, 100))
@@ -292,7 +292,7 @@ FORGED = [
 def test_annotations_that_the_extender_did_not_write_are_ignored(
     api: ApiDouble, leader: Leader, forged: dict[str, dict[str, str]]
 ) -> None:
-    """If forged annotations counted, a user could block a node with eight tiny pods."""
+    """If forged annotations counted, a user could occupy a node with eight tiny pods."""
     made = store_pod(api, "forged", 5, annotations=forged["annotations"])
     api.store(pod_path("forged"), {**made, **forged, "spec": {**made["spec"], **forged["spec"]}})
     leader.sees("forged")
@@ -301,7 +301,7 @@ def test_annotations_that_the_extender_did_not_write_are_ignored(
 
 
 def test_cards_stay_allocated_after_any_edit_of_the_pod_by_its_owner(api: ApiDouble, leader: Leader) -> None:
-    """If an edit released the cards, a pod that needs whole cards could get a card that is still in use."""
+    """If an edit released the cards, another pod could get a card that is still in use."""
     leader.place("mine", cores=60)
     leader.bind("mine", "n1")
     bound = as_stored(api, "mine")
@@ -330,7 +330,7 @@ def test_the_cards_of_pods_bound_earlier_are_adopted_once(api: ApiDouble) -> Non
 
 
 def test_victims_that_make_no_room_on_a_single_card_are_not_preempted(api: ApiDouble) -> None:
-    """The scheduler only adds up the free cores, but two halves of cards are not the whole card that a pod needs."""
+    """The scheduler only adds up the free cores. Two free halves of cards are not the whole card that the pod needs."""
     leader = Leader(api, cards={"n1": 2, "n2": 1}).leads()
     for name, node, cores in (("a", "n1", 60), ("b", "n1", 60), ("c", "n1", 30), ("d", "n2", 30)):
         leader.place(name, node, cores)

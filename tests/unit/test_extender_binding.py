@@ -1,7 +1,7 @@
 """Tests of bindings by the scheduler extender.
 
 A pod is bound only with the cards that the journal (the ConfigMap of placements) has for it. A late binding never
-allocates the same cards twice.
+allocates cards a second time.
 """
 
 import json
@@ -42,7 +42,7 @@ def node_of(api: ApiDouble, name: str) -> str | None:
 
 
 def binding_at(api: ApiDouble) -> list[str]:
-    """Return the resourceVersion of the pod for each binding to node n1 that the journal records."""
+    """Return the pod's resourceVersion for each binding to node n1 in the journal."""
     return [entry["binding"] for entry in json.loads(api.objects[JOURNAL]["data"]["placements"])["placements"]]
 
 
@@ -143,7 +143,7 @@ def test_the_cards_of_a_binding_that_may_land_stay_allocated(
 
 
 def test_a_binding_at_an_outdated_version_keeps_no_cards(api: ApiDouble, leader: Leader) -> None:
-    """The scheduler wrote the failure into the pod's status, so the pod has a new version. Late bindings fail."""
+    """The scheduler wrote the failure into the pod's status, which changed the pod's version. Late bindings fail."""
     leader.place("train", "n1")
     api.deliver = Script(lost_request, methods=("POST",))
     assert UNKNOWN in leader.bind("train", "n1")
@@ -168,7 +168,7 @@ def test_a_pod_keeps_the_cards_of_a_binding_that_may_land(api: ApiDouble) -> Non
 
 
 def test_bindings_of_unknown_outcome_do_not_fill_the_journal(api: ApiDouble, leader: Leader) -> None:
-    """The scheduler retries a binding for as long as the pod exists."""
+    """The scheduler retries a binding as long as the pod exists, so the number of bindings has no bound."""
     leader.place("train", "n1")
     for _ in range(5):
         api.deliver = Script(lost_request, methods=("POST",))

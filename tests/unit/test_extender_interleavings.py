@@ -1,6 +1,6 @@
 """A state machine for the extender: calls fail, the leader changes, and tenants write annotations, in any order.
 
-No card is over-allocated, and no pod is bound with other cards than those in the journal of its node.
+No card may be over-allocated, and no pod may be bound with other cards than the journal of its node has.
 """
 
 import json
@@ -41,7 +41,7 @@ Shares = Iterable[tuple[int, int, int]]
 
 
 class Placements(RuleBasedStateMachine):
-    """Successive leaders that share one API server. Each former leader still believes that it leads."""
+    """Successive leaders that share one API server. Each former leader still believes that it is the leader."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,8 +50,8 @@ class Placements(RuleBasedStateMachine):
         self.late = Late()
         self.shown: dict[tuple[int, str], Any] = {}
         self.created = 0
-        # Maps each bound pod to its node, and to the cards in its annotations when it was bound. The device plugin
-        # gives the pod these cards.
+        # Maps each bound pod to its node and to the cards in its annotations at its binding. The device plugin gives
+        # the pod these cards.
         self.bound: dict[str, tuple[str, str]] = {}
 
     @initialize(before=st.booleans())
@@ -64,7 +64,7 @@ class Placements(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: len(self.leaders) < 4)
     def take_over(self) -> None:
-        """Make another process the leader. The former leader does not notice this."""
+        """Make another process the leader. The former leader does not notice the change."""
         leader = Leader(self.api, CARDS)
         self.leaders.append(leader)
         for name in self.pods():
@@ -90,7 +90,7 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, put=FAULTS, who=LEADERS, nodes=NODES)
     @precondition(lambda self: self.pods())
     def schedule(self, which: int, put: str, who: int, nodes: list[str]) -> None:
-        """Act as the scheduler: ask a leader to place a pod. Its API calls may be lost or arrive late."""
+        """Act as the scheduler: let a leader place a pod. The leader's API calls may be lost or arrive late."""
         name = self.pods()[which % len(self.pods())]
         self.api.deliver = self.faults(PUT=put)
         self.leader(who).filter(as_stored(self.api, name), nodes)
@@ -99,7 +99,7 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, post=FAULTS | st.just("late"), put=FAULTS, who=LEADERS, node=TARGETS)
     @precondition(lambda self: self.placed())
     def bind(self, which: int, post: str, put: str, who: int, node: str | None) -> None:
-        """Act as the scheduler: request a binding to ``node``; if None, to the node where the pod was placed last."""
+        """Act as the scheduler: request a binding to ``node``, by default the node of the pod's last placement."""
         placed = self.placed()
         name, last = sorted(placed.items())[which % len(placed)]
         self.api.deliver = self.faults(POST=post, PUT=put)
@@ -110,7 +110,7 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, nodes=NODES)
     @precondition(lambda self: self.placed())
     def move(self, which: int, nodes: list[str]) -> None:
-        """Let a leader bind a pod by a call that arrives late. Before that, the newest leader places the pod again."""
+        """Let a leader bind a pod by a late API call. Before it arrives, the newest leader places the pod again."""
         name = sorted(self.placed())[which % len(self.placed())]
         self.bind(which, "late", "delivered", 1, None)
         self.leaders[-1].filter(as_stored(self.api, name), nodes)
@@ -209,7 +209,7 @@ class Placements(RuleBasedStateMachine):
         }
 
     def faults(self, **by_method: str) -> Delivery:
-        """Return a network that delivers the next call of each named method with its given fault."""
+        """Return a network with a fault for each named HTTP method. The fault applies to the method's next call."""
         known: dict[str, Delivery] = {**DELIVERIES, "late": self.late}
         scripts = {method: Script(known[fault], methods=(method,)) for method, fault in by_method.items()}
 

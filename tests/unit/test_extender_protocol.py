@@ -1,4 +1,4 @@
-"""Tests of the requests that kube-scheduler sends to an extender, as its Go types encode them, and of the answers."""
+"""Tests of kube-scheduler's requests to an extender, as its Go types encode them, and of the answers."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def test_names_of_nodes_are_answered_with_names() -> None:
     assert (args.pod.metadata.name, args.names) == ("train-0", ("n1", "n2"))
     nothing: dict[str, Any] = {"Nodes": None, "FailedNodes": {}, "FailedAndUnresolvableNodes": {}, "Error": ""}
     assert json.loads(args.passing(["n2"])) == {**nothing, "NodeNames": ["n2"]}
-    # kube-scheduler uses the error as a Go format string. So the answer has a word instead of the percent sign.
+    # kube-scheduler uses the error as a Go format string, so the answer must not contain a percent sign.
     assert json.loads(args.failed("at 100%")) == {**nothing, "NodeNames": [], "Error": "at 100 percent"}
 
 

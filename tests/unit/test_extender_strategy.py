@@ -1,4 +1,4 @@
-"""Tests of the extender's choice of node and cards, by which as many cards as possible stay completely free."""
+"""Tests of the node and the cards that the extender chooses. As many cards as possible must stay completely free."""
 
 import itertools
 
@@ -14,7 +14,7 @@ GIB = 1024
 
 
 def node(*used: int, memory: int = 0) -> Cards:
-    """Return a node of 16 GiB cards. ``used``: the cores in use per card. ``memory``: the MiB in use on used cards."""
+    """Return a node of 16 GiB cards. ``used``: used cores of each card. ``memory``: used MiB of each used card."""
     cards = Cards.unused(GPU_MANAGER, len(used), len(used) * 64)
     return cards.taken(Share(card, cores, memory) for card, cores in enumerate(used) if cores)
 

@@ -1,4 +1,4 @@
-"""Tests of the queue of large reviews. The key of an entry is the namespace of the review."""
+"""Tests of the queue of large reviews. Each entry has a key, the namespace of the review."""
 
 import asyncio
 import math
@@ -95,7 +95,7 @@ def test_if_too_many_wait_the_newest_of_the_longest_line_is_dropped_for_another_
 
 
 def test_further_keys_share_a_line() -> None:
-    """A tenant that uses a new key for each entry therefore cannot fill the queue."""
+    """Further keys share one line of the queue. So a tenant with a new key for each entry cannot fill the queue."""
     line = queue(FEW)
     for key in "abcd":
         line.enter(key, 1)

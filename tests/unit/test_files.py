@@ -1,4 +1,4 @@
-"""Tests of the files that describe a cluster to `check`: the quota, nodes, devices, and stored objects."""
+"""Tests of the files that describe a cluster to the command `check`: the quota, nodes, devices, and stored objects."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tests of the warnings about an edit whose entry `*` limits namespaces for the first time."""
+"""Tests of the warnings about an edit of the quota whose entry `*` limits namespaces for the first time."""
 
 import itertools
 from collections.abc import Iterator
@@ -98,7 +98,7 @@ def test_at_most_twenty_namespaces_are_named_and_the_number_of_the_others() -> N
 
 
 def test_pods_that_cannot_be_read_in_time_do_not_delay_the_edit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock advances by a third of a second whenever it is read. So the last pods are not judged."""
+    """The clock advances by a third of a second at each reading. So there is no time to judge the last pods."""
     clock = itertools.count(0, 0.3)
     monkeypatch.setattr(first_limits, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     pods = iter([running("a"), *[running(f"n{number}") for number in range(100)]])

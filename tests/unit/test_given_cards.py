@@ -1,4 +1,4 @@
-"""Tests of the search for pods that got a card of another model, as the annotations of the vendors show."""
+"""Tests of the search for pods that got a card of another model than they are charged, by the vendors' annotations."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tests that the extender decides as gpu-admission did in its recorded decisions, except for those in `ELSEWHERE`.
+"""Tests that the extender repeats the recorded decisions of gpu-admission, except for those in `ELSEWHERE`.
 
 The decisions of gpu-admission (master of 2020-11-26) are about pods in 24 random clusters. Each cluster is a scenario,
 whose nodes do not change. Each step of a scenario has the pods stored before, the pod to be placed, the nodes that
@@ -29,7 +29,7 @@ FILE = Path(__file__).parents[1] / "data" / "gpu-admission-decisions.json"
 
 
 class Step(NamedTuple):
-    """One decision. ``place``: scenario and step, such as ``1003/7``. ``written``: the annotations without the time."""
+    """A recorded decision. ``place``: scenario and step, as ``1003/7``. ``written``: annotations without the time."""
 
     place: str
     nodes: tuple[Manifest, ...]
@@ -39,7 +39,7 @@ class Step(NamedTuple):
     written: Mapping[str, str]
 
     def known(self) -> NodeCards:
-        """Return the cards of each node, reduced by what the stored pods use of them."""
+        """Return the cards of each node, without the cores and memory that the stored pods use."""
         known = {node["metadata"]["name"]: read_capacity(node["status"]["capacity"]) for node in self.nodes}
         for holding in filter(None, map(read_pod_cards, self.stored)):
             cards = known[holding.node]
@@ -60,7 +60,7 @@ def steps() -> Iterator[Step]:
 
 
 def least_free(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Placement | Mapping[str, Unplaceable]:
-    """Choose like gpu-admission: the fullest node on which the pod fits, even if a whole card becomes shared."""
+    """Choose as gpu-admission does: the fullest node on which the pod fits, even if an unused card becomes shared."""
     with mock.patch.object(Assignment, "breaks", 0):
         return bin_pack(request, names, nodes)
 
@@ -79,7 +79,7 @@ ELSEWHERE = {
 
 
 def answer(step: Step, strategy: Strategy) -> tuple[tuple[str, ...], Mapping[str, str], int]:
-    """Return the nodes that pass, the annotations without the time, and how many unused cards become shared."""
+    """Return the nodes where the pod fits, the annotations without time, and how many unused cards become shared."""
     request = read_card_request(step.pod)
     if request is None:
         return tuple(node["metadata"]["name"] for node in step.nodes), {}, 0

@@ -1,4 +1,4 @@
-"""Tests of the end of a grant (temporary quota). Events announce it for the pods that will be over the limit."""
+"""Tests of the end of a grant (temporary quota). Before it, Events announce which pods will be over the limit."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Replicas admit from reservations (quota that a replica holds in advance) while a grant (temporary quota) ends.
+"""Tests of replicas that admit from reservations (quota that a replica holds in advance) when a grant ends.
 
-After that no charge may use the larger limit.
+A grant is temporary quota. After its end, no charge may use the larger limit.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ GRANT_SECONDS = 20.0
 def world() -> Iterator[ReservationWorld]:
     """Return a test world (replicas, leaders and a double of the API server) in which a grant ends in one second.
 
-    The grant doubles the limit. Without the grant, the stored pods exceed the limit. Replica A holds a reservation that
-    was sized by the larger limit.
+    The grant doubles the limit. Without the grant, the stored pods exceed the limit. The size of replica A's
+    reservation is from the larger limit.
     """
     with ReservationWorld() as world:
         end = world.time.now + GRANT_SECONDS
@@ -44,7 +44,7 @@ def end_grant(world: ReservationWorld, later: float = 0) -> None:
 
 
 def admitted_by(world: ReservationWorld, replica: int, number: int) -> int:
-    """Create ``number`` pods through this replica. Return how many of them were admitted."""
+    """Create ``number`` pods through this replica. Return the number of admitted pods."""
     before = len(world.storable())
     world.ask(replica, number)
     world.go_on()

@@ -25,8 +25,8 @@ BERLIN = ZoneInfo("Europe/Berlin")
 DAY = 24 * 3600
 
 CLOCK_CHANGES = {
-    # Clock changes of time zones: at 2:00 and 3:00, at midnight, by half an hour, back to the previous day, or by a
-    # whole day. In the last two zones the clock does not change.
+    # Time zones whose clocks change at 2:00 and 3:00, at midnight, by half an hour, back to the previous day, or by a
+    # whole day. The clocks of the last two zones never change.
     "Europe/Berlin": ("2026-03-29", "2026-10-25"),
     "America/New_York": ("2026-03-08", "2026-11-01"),
     "America/Havana": ("2026-03-08", "2026-11-01"),
@@ -67,7 +67,7 @@ def moments_and_times(draw: st.DrawFn) -> tuple[float, Times]:
 
 
 def by_the_clock(times: Times, moment: float) -> bool:
-    """Return whether the grant is in force. This is computed independently, from the calendar and wall clock."""
+    """Return whether the grant is in force by the calendar and wall clock. Independent of the code under test."""
     clock = clock_at(moment, times.zone)
     if not times.start <= moment < times.end or (times.days and clock.isoweekday() - 1 not in times.days):
         return False

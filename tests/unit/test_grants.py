@@ -80,7 +80,7 @@ def test_a_grant_adds_to_the_limit_while_all_its_conditions_hold(moment: str, ca
 
 
 def test_a_model_that_only_grants_name_is_always_listed() -> None:
-    """The models that a pod may use therefore do not depend on the time."""
+    """So the models that a pod may use do not depend on the time."""
     written = entry("quota: {A100: 4}, grants: [{T4: 8, weekly: Sat}], order: [T4, A100]")
     assert cards_at(written, None) == {"A100": 4, "T4": 0}
     assert Quota({"team-a": written}).models == {"A100", "T4"}
@@ -121,7 +121,7 @@ def test_an_entry_without_grants_is_the_same_object_at_every_moment() -> None:
     assert QuotaClock(lambda: 1 / 0).now(without) is without  # the clock is read only if the quota has grants
 
 
-# Tests that the limits are a function of the quota document and of the time alone
+# Tests that only the quota document and the time decide the limits
 
 LATE = at("2026-10-20")
 MOMENTS = st.integers(0, 40 * 24 * 60).map(lambda minutes: LATE + 60.0 * minutes)
@@ -129,7 +129,7 @@ MOMENTS = st.integers(0, 40 * 24 * 60).map(lambda minutes: LATE + 60.0 * minutes
 
 @st.composite
 def entries(draw: st.DrawFn) -> NamespaceQuota:
-    """Draw a quota entry whose grants begin and end near the end of summer time."""
+    """Draw a quota entry whose grants begin and end near the end of daylight saving time."""
     model = st.sampled_from(["A100", "T4"])
     days = st.frozensets(st.integers(0, 6), max_size=6)
     hours = st.none() | st.sampled_from([(1200, 360), (60, 180), (0, 150), (120, 121)])
@@ -235,7 +235,7 @@ def test_10000_grants_are_rejected_in_one_message() -> None:
 
 
 def test_a_document_has_few_enough_times_to_be_compared_with_the_clock() -> None:
-    """The number of different weekly or daily times in a document is limited. Grants with dates do not count."""
+    """The number of different weekly and daily times in a document is bounded. Grants with dates do not count."""
     assert quota_faults(many_times(MAX_RECURRING)) == ()
     [fault] = quota_faults(many_times(MAX_RECURRING + 1))
     assert str(fault).endswith("the grants must not have more than 1000 different weekly or daily times; got 1001")
@@ -326,7 +326,7 @@ def test_the_report_has_the_parts_that_end_and_the_excess_after_that() -> None:
 
 
 class Followed:
-    """The leader's follower of grants, with an API server double and a clock that the test sets."""
+    """The component of the leader that follows grants, with an API server double and a clock that the test sets."""
 
     def __init__(self, document: str, moment: float) -> None:
         api = ApiDouble()
@@ -338,7 +338,7 @@ class Followed:
         self._follower = GrantFollower(quota, lambda: ["team-a", "team-b", "other"], self.recounted.append)
 
     def look(self, moment: float) -> tuple[list[str], float | None]:
-        """Check the grants at a moment. Return the recounted namespaces, and the seconds until the next check."""
+        """Check the grants at a moment. Return the namespaces to recount, and the seconds until the next check."""
         self.moment = moment
         self.recounted.clear()
         again = self._follower.reconcile("grants")

@@ -45,7 +45,7 @@ NOT_QUANTITIES = (
     ids=repr,
 )
 def test_a_text_that_is_no_quantity_is_rejected(written: str | float) -> None:
-    """Python would parse some of these texts as numbers, but apimachinery does not."""
+    """Python would parse some of these texts as numbers, but Kubernetes' apimachinery rejects them."""
     with pytest.raises(ValueError, match="is not a quantity"):
         parse_quantity(written)
 

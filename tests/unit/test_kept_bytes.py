@@ -1,4 +1,4 @@
-"""Tests that the controller keeps only small parts of a tenant's large objects in memory."""
+"""Tests that the controller keeps only small parts of tenants' large objects in memory."""
 
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ EVENTS = "/api/v1/namespaces/team-a/events"
 
 @contextmanager
 def keeping_at_most(most: int) -> Iterator[None]:
-    """Fail if more than ``most`` bytes that the ``with`` block allocated are still in use at its end."""
+    """Fail if, at the end of the ``with`` block, more than ``most`` bytes that the block allocated are still in use."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()

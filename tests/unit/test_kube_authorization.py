@@ -1,6 +1,6 @@
-"""For some seconds after its start, the API server may reject permitted calls.
+"""Tests that the client tells a missing right from a rejection by an API server that has just started.
 
-The client must distinguish such a rejection from a missing right.
+For some seconds after its start, an API server may reject permitted calls.
 """
 
 import pytest

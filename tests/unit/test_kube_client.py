@@ -89,7 +89,7 @@ def test_a_stream_that_ends_inside_a_line_is_torn(chunks: list[bytes]) -> None:
 
 
 def test_each_read_of_a_body_has_only_the_rest_of_the_timeout() -> None:
-    """A server that sends its answer byte by byte therefore does not extend the timeout."""
+    """So a server that sends its answer byte by byte does not extend the timeout."""
     response = Mock()
     response.read1.side_effect = [b"a", b"b", b"c", b""]
     assert read_response(response, time.monotonic() + 60, 100) == b"abc"
@@ -109,7 +109,7 @@ def test_past_the_deadline_nothing_is_read_and_the_connection_is_not_used_again(
 
 
 def test_a_body_is_read_although_its_connection_was_released() -> None:
-    """If the server announces that it will close the connection, Python detaches the response from it early."""
+    """If the server announces that it will close the connection, Python releases it before the body is read."""
     response = Mock(connection=None)
     response.read1.side_effect = [b"a", b""]
     assert read_response(response, time.monotonic() + 60, 100) == b"a"

@@ -1,4 +1,4 @@
-"""Tests of the check of the API server's version. Some versions are too old, and some cannot be parsed."""
+"""Tests of the check of the API server's version: versions that are too old, and versions that cannot be parsed."""
 
 import json
 from collections.abc import Callable

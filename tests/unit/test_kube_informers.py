@@ -37,7 +37,7 @@ def node(labels: dict[str, str], annotations: dict[str, str] = OTHER, **fields: 
 def test_only_relevant_changes_of_a_node_are_reported(
     api: ApiDouble, before: dict[str, Any] | None, after: dict[str, Any] | None, told: bool, model_changes: bool
 ) -> None:
-    """For a change of the GPU model or pool, the callback for models is called too. It then reads the new model."""
+    """A change of a node's GPU model or pool also calls the callback for models. The index then has the new model."""
     changes: list[tuple[bool, bool]] = []
     models: list[str | None] = []
     watch = NodeInformer(api.kube, LABELS, lambda: models.append(watch.current().model_of("gpu-1")))
@@ -55,7 +55,7 @@ def test_only_relevant_changes_of_a_node_are_reported(
 
 
 def test_new_amounts_and_taints_of_a_node_change_only_the_states_of_the_nodes(api: ApiDouble) -> None:
-    """Charges and other indexes are made of the nodes. An amount that flaps must not cause all of them again."""
+    """Charges and other indexes are computed from the nodes. This must not happen whenever an amount changes."""
     watch = NodeInformer(api.kube, LABELS)
     taints = [{"key": f"k{number}", "effect": "NoSchedule"} for number in range(50)]
     seen = []
@@ -93,7 +93,7 @@ def test_only_the_handler_of_a_runtime_class_is_kept(api: ApiDouble) -> None:
 
 
 def test_all_reviews_get_the_same_objects_until_a_quota_exists(api: ApiDouble) -> None:
-    """Charges are prepared for one object of the resources. With a new object for each review, nothing is prepared."""
+    """Charges are prepared once for each object of GPU resources. A new object per review would make this useless."""
     quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
     assert quota.in_force() is None
     quota.reflector.relist()

@@ -19,7 +19,7 @@ SIZES = st.lists(
 
 
 class Server:
-    """A server that returns pages of objects. Its bodies are small, and only pretend to have the given sizes."""
+    """A server that returns pages of objects. Its bodies are small, but claim to have the given sizes."""
 
     def __init__(self, *sizes: int, seconds: Callable[[int], float] = lambda _: 0.0) -> None:
         self.sizes = sizes
@@ -61,7 +61,7 @@ class Server:
 
 
 class Body(bytes):
-    """A response body that pretends to have another size than its own."""
+    """A response body that claims to have another size than it has."""
 
     size: int
 

@@ -1,4 +1,4 @@
-"""Tests of the delays between two attempts of a reflector, in seconds, and of the metric of undecodable objects."""
+"""Tests of the delays (in seconds) between two attempts of a reflector, and of the metric of undecodable objects."""
 
 import msgspec
 import pytest

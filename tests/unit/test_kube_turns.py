@@ -152,7 +152,7 @@ def test_no_more_lists_are_made_at_once_than_there_are_turns() -> None:
 
 
 class Uncountable:
-    """An API server that never completes a LIST of pods in time for namespaces whose names begin with large."""
+    """An API server whose LISTs of pods time out in every namespace whose name begins with large."""
 
     def __init__(self, api: ApiDouble) -> None:
         self.lists: list[str] = []
@@ -220,7 +220,7 @@ async def overtaken(replica: Replica, gate: Gate) -> None:
 
 
 def test_many_readers_of_one_namespaces_usage_share_its_reads(api: ApiDouble, replica: Replica) -> None:
-    """Without an open ledger, each read needs a LIST. If reads were not shared, dry runs could occupy every thread."""
+    """Without a usable ledger, each read needs a LIST. Unless reads were shared, dry runs could use up the threads."""
     api.store(POD, stored_pod(ONE_CARD))
     reading, opened = threading.Event(), threading.Event()
 

@@ -44,6 +44,6 @@ def test_an_event_is_read_in_any_json_notation(
     ],
 )
 def test_a_line_that_cannot_be_read_loses_the_watch(line: bytes) -> None:
-    """The unreadable event could be about any object, so the watch must start again."""
+    """An unreadable event could be about any object, so the watch must begin again with a LIST."""
     with pytest.raises(WatchLost):
         read_event(line, "watch")

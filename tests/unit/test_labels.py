@@ -1,4 +1,4 @@
-"""Tests of the label that exempts a namespace without a quota from the webhook."""
+"""Tests of the label by which the webhook is not called for a namespace without a quota."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ LIMITED, FREE = {"team-a": {"quota": {"M40": 1}}}, {"team-b": {"quota": {"M40": 
 
 
 class Labelled(ApiDouble):
-    """An API server with namespace team-a. ``asks``: whether it already calls the webhook for this namespace."""
+    """An API server with namespace team-a. ``asks``: whether it already calls the webhook for the namespace."""
 
     def __init__(self, document: Any, label: str | None, asks: bool = True) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Labelled(ApiDouble):
         return self.get(TEAM, timeout=timeout)
 
     def labelled(self) -> str | None:
-        """Let the controller's loop handle namespace team-a once. Return the label that the namespace then has."""
+        """Let the controller handle namespace team-a once. Return the namespace's label after that."""
         self.labels.reflector.relist()
         self.labels.reconciler.turn("team-a")
         value: str | None = self.objects[TEAM]["metadata"]["labels"].get(ENFORCED_LABEL)

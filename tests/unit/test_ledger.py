@@ -1,4 +1,4 @@
-"""Tests of the ledger of a namespace, and of recounting the ledger (from the stored objects)."""
+"""Tests of the ledger of a namespace, and of how it is recounted from the stored objects."""
 
 import msgspec
 import pytest
@@ -251,12 +251,12 @@ def test_the_grace_period_of_a_claim_stays_until_the_watch_has_shown_its_pods(us
 def test_a_list_replaces_no_deletion_that_the_watch_has_not_shown(
     listed: set[str], watched: ObservedPods, since: str
 ) -> None:
-    """``since`` is the version from which all deletions are known. The ledger was counted at version 5."""
+    """The ledger was counted at version 5. ``since``: the version from which on the watch has shown all deletions."""
     assert ObservedPods("9", {}, listed, since="9").after(watched, Ledger({}, "5")).since == since
 
 
 def test_at_most_512_vanished_pods_are_kept_by_uid_and_the_others_stay_committed() -> None:
-    """Under a quota that only warns, the number of pods is not limited, so any number of them may vanish."""
+    """If the mode of a quota is not enforce, the number of pods has no limit, so any number of pods may vanish."""
     vanished = {f"uid-{number}": RAN for number in range(MAX_TERMINATING + 3)}
     recounted = recount(Ledger({}, "5"), ObservedPods("7", ONE, vanished.keys(), vanished))
     assert len(recounted.terminating) == MAX_TERMINATING
@@ -298,12 +298,12 @@ def test_a_count_is_as_old_as_the_older_of_its_parts(ledger: Ledger, *, before: 
     an_old_view_keeps_pending_charges=(Ledger(TWO, "100", A), ObservedPods("99", ONE, {"a"})),
 )
 def test_without_changes_nothing_is_written(ledger: Ledger, view: ObservedPods) -> None:
-    """A leader that was suspended may have an old view of the pods: with deleted pods, and without new pods."""
+    """A leader that was suspended may have an old view of the pods. The view has deleted pods and lacks new pods."""
     assert recount(ledger, view, Expired({"z"})) is ledger
 
 
 def test_a_count_from_before_an_edit_of_the_quota_is_renewed_even_if_it_is_equal() -> None:
-    """The write records the quota's new version. Otherwise every replica would count the pods by itself."""
+    """The write records the quota's new version. Without this version, every replica would count the pods itself."""
     ledger, view = Ledger(ONE, "5", A), ObservedPods("7", ONE, ())
     assert recount(ledger, view, counted_since="6") == Ledger(ONE, "7", A)
     assert recount(ledger, view, counted_since="5") is ledger
@@ -360,7 +360,7 @@ def test_the_count_never_reverts_to_an_older_version(ledger: Ledger, views: list
 
 @given(ledger=LEDGERS, view=VIEWS, absent=SOME)
 def test_recounting_twice_equals_recounting_once(ledger: Ledger, view: ObservedPods, absent: frozenset[str]) -> None:
-    """A repeated `recount` must change nothing, or two leaders would write forever. It must not modify its argument."""
+    """If a repeated `recount` changed the ledger, two leaders would write forever. Its argument must not change."""
     before = msgspec.json.encode(ledger)
     once = recount(ledger, view, Expired(absent))
     assert recount(once, view, Expired(absent)) is once

@@ -1,7 +1,7 @@
 """Tests of ledgers that replicas share.
 
-A replica decides charges in groups, from the ledger that it remembers. One write (compare-and-swap) for each group
-confirms that this ledger was current.
+A replica decides charges in groups, by the ledger that it remembers. One write (compare-and-swap) for each group proves
+that the remembered ledger was current.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ def test_a_group_is_one_write(api: ApiDouble, replica: Replica) -> None:
 
 
 def test_a_group_is_decided_in_order_each_charge_with_those_before_it(api: ApiDouble, replica: Replica) -> None:
-    """A charge that does not fit does not stop the group. A later, smaller charge is admitted."""
+    """A charge that does not fit does not stop the group. A later charge that is smaller is admitted."""
     rest = [asked("b", charge=CARD + CARD), asked("c", charge=CARD + CARD), asked("d"), asked("e")]
     decisions = together(api, replica, asked("a"), rest)
     assert kinds(decisions) == ["Admitted", "Admitted", "PutOff", "Admitted", "PutOff"]
@@ -78,7 +78,7 @@ def test_after_a_write_the_next_group_needs_no_read(api: ApiDouble, replica: Rep
 def test_an_admission_without_a_write_is_confirmed_by_a_read(
     api: ApiDouble, replica: Replica, uid: str, dry_run: bool
 ) -> None:
-    """Without a write, no compare-and-swap confirms that the remembered ledger is current. So the replica reads it."""
+    """Without a write, no compare-and-swap proves that the remembered ledger is current. So the replica reads it."""
     replica.charge("a")
     api.forget_calls()
     assert isinstance(replica.charge(uid, dry_run=dry_run), Admitted)
@@ -93,7 +93,7 @@ def test_a_call_that_is_repeated_after_its_charge_was_released_is_charged_again(
 
 
 def test_a_rejection_is_confirmed_by_one_fresh_read(api: ApiDouble, replica: Replica) -> None:
-    """The controller may have released charges since the replica read the ledger."""
+    """The controller may have released charges since the replica last read the ledger."""
     for uid in "abcd":
         replica.charge(uid)
     api.forget_calls()
@@ -109,7 +109,7 @@ def test_a_rejection_is_confirmed_by_one_fresh_read(api: ApiDouble, replica: Rep
 
 
 def test_a_group_with_a_rejection_is_decided_again_as_a_whole(api: ApiDouble, replica: Replica, other: Replica) -> None:
-    """If one charge of a group is rejected, those that fit the remembered ledger are decided again too."""
+    """If one charge of a group is rejected, the charges that fit the remembered ledger are decided again too."""
     replica.charge("a")
     other.charge("x", charge=Charge(200, 0, 200))
     decisions = together(api, replica, asked("b"), [asked("c"), asked("d", charge=Charge(300, 0, 300))])
@@ -129,7 +129,7 @@ def test_too_many_pending_charges_are_busy_and_not_remembered(replica: Replica) 
 
 
 def test_a_ledger_that_does_not_exist_yet_is_not_remembered(api: ApiDouble, replica: Replica) -> None:
-    """Without a stored ledger, later pods cannot cause a write conflict. So the replica must count the pods again."""
+    """Without a stored ledger, no write conflict shows charges of others. So the replica must count the pods again."""
     assert isinstance(replica.charge("a", dry_run=True), Admitted)
     assert LEDGER not in api.objects
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 400}))
@@ -149,7 +149,7 @@ def test_a_deleted_ledger_is_recreated_at_once(api: ApiDouble, replica: Replica)
 def test_pods_from_the_time_without_a_quota_count_even_if_the_ledger_stayed(
     api: ApiDouble, replica: Replica, other: Replica, remembers: bool
 ) -> None:
-    """Pods from a time without a quota have no charge. The old ledger stayed, because no leader has deleted it."""
+    """Pods from a time without a quota have no charge. The old ledger is still stored, as no leader deleted it."""
     replica.charge("a")
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
     edited = json.loads(api.store(QUOTA, {}))["metadata"]["resourceVersion"]
@@ -166,7 +166,7 @@ def test_pods_from_the_time_without_a_quota_count_even_if_the_ledger_stayed(
 
 
 def test_nothing_is_decided_while_a_due_count_fails(api: ApiDouble, replica: Replica) -> None:
-    """The replica has not read the newest quota ConfigMap, with the values of GPU units, so it must not recount."""
+    """The replica has not read the newest quota ConfigMap with the values of GPU units, so it must not count pods."""
     replica.charge("a")
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
     edited = json.loads(api.store(QUOTA, {}))["metadata"]["resourceVersion"]
@@ -218,7 +218,7 @@ def test_cached_usage_may_be_a_moment_old_and_usage_is_current(
 def test_a_pod_with_a_long_grace_period_is_never_admitted_from_a_reservation(
     api: ApiDouble, replica: Replica, clock: Clock, fields: Mapping[str, object]
 ) -> None:
-    """Only the ledger keeps the charge of such a pod after a deletion that no watch reports."""
+    """If a watch misses the deletion of such a pod, only the ledger keeps its charge."""
     api.date = lambda: datetime.fromtimestamp(clock.now, UTC)
     given = {"quota": NamespaceQuota({"M40": Limit(10_000)}), "deadline": clock.now + PATIENT, "created": clock.now}
 

@@ -1,4 +1,4 @@
-"""Tests of shared ledgers: other replicas write first, API calls are lost, or a deadline passes."""
+"""Tests of shared ledgers when other replicas write first, API calls are lost, or a deadline passes."""
 
 import asyncio
 import time
@@ -92,7 +92,7 @@ def test_a_write_that_lands_late_after_another_was_made_changes_nothing(api: Api
 
 
 def test_the_last_card_is_not_rejected_to_the_pod_that_has_it(api: ApiDouble, replica: Replica) -> None:
-    """The write got no answer. The ledger is full, but already has the uid of this pod."""
+    """The write of the charge for the last card got no answer. The retry finds a full ledger with the pod's uid."""
     replica.charge("x", charge=Charge(300, 0, 300))
     api.deliver = Script(lost_reply)
     assert isinstance(replica.charge("a"), Admitted)
@@ -127,7 +127,7 @@ def test_a_write_whose_outcome_stays_unknown_decides_nothing(api: ApiDouble, rep
 def test_an_unreachable_api_server_is_an_error_if_no_own_write_may_land(
     api: ApiDouble, replica: Replica, other: Replica, method: str
 ) -> None:
-    """A conflict proves that the charge was not stored, so the error may be returned to the caller."""
+    """A conflict proves that the charge was not stored, so the caller may get the error."""
     if method == "GET after a conflict":
         replica.charge("x")
         other.charge("y")
@@ -156,7 +156,7 @@ def test_an_unreadable_ledger_is_never_used(api: ApiDouble, replica: Replica, te
 def test_a_caller_cancelled_during_the_write_of_its_group_does_not_affect_the_others(
     api: ApiDouble, replica: Replica
 ) -> None:
-    """The charge of the cancelled caller is written too. It admits the pod if the API server repeats the call."""
+    """The charge of the cancelled caller is also written, so the pod is admitted if the API server repeats the call."""
 
     async def leave() -> list[Decision]:
         first = asyncio.create_task(replica.ledgers.charge(asked("x")))

@@ -1,4 +1,4 @@
-"""A rejection has the figures of a LIST that began after the request. Any other shortage has those of the ledger."""
+"""Tests of the figures in rejections, which are from a LIST after the request. Other answers have the ledger's."""
 
 import asyncio
 from typing import Any
@@ -24,7 +24,7 @@ TERMINATING = {"gone": Terminating("M40", TWO, 30)}
 
 
 class Namespace:
-    """A namespace whose ledger, pods and clock the test sets. One replica is called for a pod with one more card."""
+    """A namespace whose ledger, pods and clock the test sets. One replica is called for a further pod with one card."""
 
     def __init__(self, api: ApiDouble) -> None:
         self.api, self.clock = api, Clock()
@@ -150,7 +150,7 @@ def test_a_charge_that_only_reservations_keep_out_sets_a_new_waiting_mark_each_s
 
 
 def test_after_two_seconds_a_reservation_is_no_longer_announced_as_ending_soon(namespace: Namespace) -> None:
-    """A live replica releases its reservation within two seconds, but a dead replica does not."""
+    """A running replica releases its reservation within two seconds after the announcement. A dead replica does not."""
     namespace.ledger(committed={"M40": CARD + TWO}, reserved=DEAD)
     told = []
     for _ in range(4):
@@ -186,7 +186,7 @@ def test_all_waiting_calls_share_one_list_and_the_next_list_waits_half_a_second(
 
 
 def test_a_call_during_a_list_waits_for_the_next_list(namespace: Namespace) -> None:
-    """The running LIST began before the call, so it may lack pods that were created in between."""
+    """The running LIST began before the call, so it may lack pods that were created since then."""
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
     gate = Gate(namespace.api, "LIST")
@@ -205,7 +205,7 @@ def test_a_call_during_a_list_waits_for_the_next_list(namespace: Namespace) -> N
 
 
 def test_a_list_that_takes_long_is_followed_by_a_rest(namespace: Namespace) -> None:
-    """After a LIST, the next LIST waits four times as long as it took. So LISTs take at most a fifth of the time."""
+    """After a LIST, the next LIST waits four times as long as the LIST took. So LISTs run a fifth of the time."""
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
     namespace.api.deliver = before("LIST", lambda: namespace.clock.pass_by(1), times=100)
@@ -244,7 +244,7 @@ def test_a_replica_with_an_older_quota_than_the_ledger_rejects_no_pod(namespace:
 def test_a_replica_with_an_older_quota_than_the_ledger_admits_no_pod_of_a_model_without_nodes(
     namespace: Namespace,
 ) -> None:
-    """The newer quota may not name the model. Then the pods of the model are not in the ledger."""
+    """The newer quota may not name the model. Then the ledger lacks the pods of the model."""
     namespace.ledger(config_version="70")
     namespace.pods(4)
     namespace.replica.store.resources = lambda: GpuResources(version="60")
@@ -270,7 +270,7 @@ def test_room_that_was_released_while_a_call_waited_is_used(namespace: Namespace
 
 
 def test_without_a_controller_a_deleted_pod_is_released_when_it_can_no_longer_run(namespace: Namespace) -> None:
-    """No watch saw whether the pod ran, so its charge stays for the longest grace period."""
+    """No watch has seen whether the pod ran, so the pod stays charged for the longest grace period."""
     namespace.ledger(
         committed={"M40": FULL}, pod_resource_version="90", terminating={"t": Terminating("P100", CARD, 9)}
     )

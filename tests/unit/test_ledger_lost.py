@@ -1,6 +1,6 @@
 """Tests of a lost ledger: its ConfigMap was deleted, or etcd was restored to an earlier state.
 
-New charges wait until every pod that was charged in the lost ledger is stored, or can no longer be stored.
+New charges wait until each pod in the lost ledger is stored or can no longer be stored.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ It includes one lease, because a replica that does not know of the loss may stil
 
 
 def is_lost(replica: Replica, clock: Clock) -> bool:
-    """Return whether a further charge is rejected because the ledger is lost."""
+    """Return whether one more charge is rejected because the ledger is lost."""
     try:
         replica.charge("another", deadline=clock.now + 5)
     except LedgerLost:
@@ -59,7 +59,7 @@ def test_a_lost_ledger_admits_nothing_for_a_stated_time_and_is_then_counted_from
 def test_the_wait_is_measured_separately_for_each_loss(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock, replaced: str
 ) -> None:
-    """The ledger may be recreated and lost again. This replica noticed only the first loss."""
+    """The ledger may be recreated and lost again, and this replica noticed only the first loss."""
     replica.charge("a", deadline=clock.now + 1)
     api.remove(LEDGER)
     assert is_lost(replica, clock)
@@ -106,7 +106,7 @@ def test_a_missing_ledger_is_also_detected_in_a_recreated_namespace(
 
 
 def test_a_read_closes_a_namespace_whose_ledger_is_lost(api: ApiDouble, replica: Replica, clock: Clock) -> None:
-    """/mutate must write a closed ledger, to begin the wait. If it only answered 429, the wait would never begin."""
+    """/mutate must write a closed ledger (which admits nothing) to begin the wait. An answer 429 alone would not."""
     replica.charge("a", deadline=clock.now + 1)
     api.remove(LEDGER)
     with pytest.raises(LedgerLost):
@@ -133,7 +133,7 @@ def test_a_write_without_an_answer_at_the_end_of_the_wait_is_repeated(
 
 
 def test_a_ledger_that_another_replica_is_creating_is_awaited_and_not_lost(api: ApiDouble, replica: Replica) -> None:
-    """If a namespace has had a ledger and has none, it is lost only if no replica opens one within a short time."""
+    """A namespace that had a ledger and has none now has lost it only if no replica creates one within a short time."""
     replica.charge("a")
     made, slept = api.objects.pop(LEDGER), []
 

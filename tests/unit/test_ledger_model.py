@@ -1,6 +1,6 @@
 """Tests of the rules of the ledger by a model, which explores every state within small bounds.
 
-`python -m tests.model --full` uses larger bounds.
+`python -m tests.model --full` explores larger bounds.
 """
 
 import pytest
@@ -20,7 +20,7 @@ def test_no_interleaving_exceeds_the_limit_or_leaves_a_charge_behind(bounds: Bou
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.rule}: {mutant.broken}")
 def test_every_rule_is_needed(mutant: Mutant) -> None:
-    """If a rule is replaced by a wrong one, usage exceeds the limit, a 403 is wrong, or a charge is never released."""
+    """With a wrong rule in place of any rule, usage exceeds the limit, a 403 is wrong, or a charge never ends."""
     explored = explore(mutant.broken_bounds, rest_every=mutant.rest_every)
     assert explored.fault
     assert explored.trace

@@ -1,7 +1,7 @@
 """Tests of the first ledger of a namespace.
 
-A replica creates a closed ledger, which admits nothing. It creates a mark (a ConfigMap that records that there was a
-ledger), and opens the ledger at once. Other replicas must wait.
+A replica creates a ledger that is closed: it admits nothing. The replica then creates a mark (a ConfigMap that records
+that there was a ledger), and opens the ledger at once. Other replicas must wait.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def test_reads_and_dry_runs_create_no_ledger(api: ApiDouble, replica: Replica) -
 
 
 def at_call(number: int, *deliveries: Delivery) -> Delivery:
-    """Return a network that applies these deliveries, one to each call, from call ``number`` on."""
+    """Return a network that applies these deliveries to the calls from number ``number`` on, one to each call."""
     return Script(*[delivered] * number, *deliveries, methods=("GET", "LIST", "POST", "PUT", "PATCH", "DELETE"))
 
 
@@ -87,7 +87,7 @@ def test_a_write_that_lands_late_changes_nothing(
 
 
 def lives_on(api: ApiDouble, other: Replica, clock: Clock) -> None:
-    """Act as another replica: open the ledger, after a wait if it is lost, and use up the quota with one pod."""
+    """Act as another replica: open the ledger (after a wait if it is lost), and use up the quota with one pod."""
     for attempt in range(3):
         try:
             assert isinstance(other.charge("x", charge=FOUR, deadline=clock.now + 5), Admitted)
@@ -104,7 +104,7 @@ def drained(api: ApiDouble, other: Replica, clock: Clock) -> None:
 
 
 def filled_again(api: ApiDouble, other: Replica, clock: Clock) -> None:
-    """Delete the first pod of the namespace, and let a second pod be admitted that is not stored yet."""
+    """Delete the first pod of the namespace. Admit a second pod, which is not stored yet."""
     drained(api, other, clock)
     api.remove(POD)
     assert isinstance(other.charge("y", charge=FOUR, deadline=clock.now + 5), Admitted)
@@ -129,7 +129,7 @@ def test_a_replica_suspended_while_it_opens_a_ledger_admits_nothing_by_its_old_v
 def test_two_replicas_that_open_a_ledger_at_once_both_charge_without_a_wait(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock, number: int
 ) -> None:
-    """One replica creates the mark and opens the ledger. The other replica reads the ledger until it is open."""
+    """One replica marks that there was a ledger, and opens the ledger. The other reads it until it is open."""
     seen: list[str] = []
 
     def charge() -> None:
@@ -148,7 +148,7 @@ def test_two_replicas_that_open_a_ledger_at_once_both_charge_without_a_wait(
 def test_a_replica_opens_only_the_version_that_it_marked(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
-    """While a replica is suspended, others may open the ledger, and it may be lost again."""
+    """While one replica is suspended, other replicas may open the ledger, and the ledger may be lost again."""
     api.deliver = at_call(len(OPENING) - 1, preceded_by(lambda: api.store(LEDGER, api.objects[LEDGER])))
     assert is_lost(replica, clock)
     assert is_lost(other, clock)
@@ -159,7 +159,7 @@ def test_a_replica_opens_only_the_version_that_it_marked(
 def test_a_suspended_deletion_leaves_the_mark_of_a_newer_ledger(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
-    """Without the mark, a process that finds no ledger could not tell that the newer ledger was lost."""
+    """The mark records that there was a ledger. Without it, nobody could tell that the newer ledger was lost."""
     replica.charge("a")
     version = str(replica.store.read("team-a").version)
     api.forget_calls()
@@ -188,7 +188,7 @@ def test_a_mark_that_could_not_be_deleted_is_deleted_later(api: ApiDouble, repli
 
 
 def closed(api: ApiDouble, replica: Replica) -> Recounting:
-    """Return the leader's recounting loop for a namespace whose new ledger is still closed."""
+    """Return the leader's recounter for a namespace whose new ledger is still closed (admits nothing)."""
     recounting = Recounting(api, replica, document='{"team-a": {"quota": {"M40": 4}}}')
     api.deliver = at_call(2, lost_request, lost_request, *[lost_request] * 1000)
     with pytest.raises(Unavailable):

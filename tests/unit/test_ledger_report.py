@@ -41,7 +41,7 @@ def test_used_includes_terminating_charges() -> None:
 
 
 def test_reserved_cards_are_neither_used_nor_available() -> None:
-    """A charge that was admitted from a reservation and then written is pending, so it counts as used."""
+    """When a charge that was admitted from a reservation is written, it is pending, and counts as used."""
     reserved = {
         "replica-1": Reservation({"M40": Charge(150), "P100": Charge(50, 300)}, 1),
         "replica-2": Reservation({"M40": Charge(50)}, 7),
@@ -62,7 +62,7 @@ def test_without_an_open_ledger_all_unused_cards_are_reserved() -> None:
 
 
 def test_a_namespace_that_counts_as_full_has_no_free_cards_and_uses_no_more_than_its_pods() -> None:
-    """The charges that fill its quota are larger than every cluster."""
+    """The ledger of a namespace that counts as full has a charge that is larger than every cluster."""
     full = {f"{model}{FULL}600": Terminating(model, Charge(10**7, 10**9), 600) for model in ("M40", "P100")}
     use = used(Ledger({"M40": ONE_CARD}, terminating={**full, "a": Terminating("M40", ONE_CARD, 30)}))
     m40, p100 = use.models
@@ -72,7 +72,7 @@ def test_a_namespace_that_counts_as_full_has_no_free_cards_and_uses_no_more_than
 
 
 def test_used_and_reserved_memory_add_up_to_the_charge() -> None:
-    """The memory of whole cards must be rounded up once, for used and reserved cards together."""
+    """The memory of whole cards must be rounded up once, for the used and the reserved cards together."""
     quota = NamespaceQuota({"P100": Limit(300, 1000)})
     ledger = Ledger({"P100": Charge(100, 0, 100)}, reserved={"replica": Reservation({"P100": Charge(100, 0, 100)}, 1)})
     [p100] = used(ledger, quota=quota).models
@@ -80,7 +80,7 @@ def test_used_and_reserved_memory_add_up_to_the_charge() -> None:
 
 
 def test_over_the_limit_nothing_is_available() -> None:
-    """The usage may exceed the limit if the quota only warns, or if its limit was lowered."""
+    """The usage may exceed the limit if the mode is not enforce, or if the limit was lowered."""
     assert used(Ledger({"M40": Charge(900)})).models[0].available == 0
 
 
@@ -121,7 +121,7 @@ def test_pods_without_a_known_model_are_listed_separately() -> None:
 
 
 def test_only_models_that_a_quota_or_a_node_names_are_in_the_report() -> None:
-    """In modes warn and audit, 512 pending charges can have as many invented models."""
+    """In modes warn and audit, the 512 pending charges can have 512 invented models."""
     charges = {model: Pending(model, ONE_CARD) for model in ("named", "on-a-node", "invented")}
     at = msgspec.structs.replace(nodes(**{"gpu-1": {MODEL: "on-a-node"}}), limited=frozenset({"M40", "named"}))
     use = used(Ledger(pending=charges), holder("a", model="invented", node="gpu-1"), holder("b", model="named"), at=at)

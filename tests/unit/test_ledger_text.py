@@ -45,7 +45,7 @@ LARGEST = Charge(MAX_UNITS * MAX_UNITS, MAX_UNITS * MAX_UNITS, MAX_UNITS * MAX_U
 )
 @example([*range(1, MAX_CARD_SHARES + 1)], 10**6, 15_000)
 def test_the_largest_sums_that_tenants_can_cause_are_read_back(parts: list[int], pods: int, containers: int) -> None:
-    """The charges of MIG profiles and shares have fractions, so a sum can have their common denominator."""
+    """The charges of MIG profiles and shares are fractions, so the denominator of their sum may be large."""
     fractions = [Charge(Fraction(100, part), 0, Fraction(100, part)) for part in parts]
     ledger = Ledger({"M40": total([LARGEST * (pods * containers), *fractions])})
     assert read_ledger(write_ledger(ledger)) == ledger
@@ -63,7 +63,7 @@ def test_a_uid_is_read_back_literally(made: uuid.UUID) -> None:
     ("shapes", "bytes_"), [pytest.param(1, 12_000, id="alike"), pytest.param(20, 13_000, id="charges of 20 sizes")]
 )
 def test_a_ledger_stays_small_with_as_many_pending_as_there_may_be(shapes: int, bytes_: int) -> None:
-    """The sizes are bytes of the ConfigMap's JSON, with escaped quotes. Writes become slow from 20 kB on."""
+    """The sizes are bytes of the ConfigMap's JSON, with escaped quotes. Writes of more than 20 kB are slow."""
     pending = {
         str(uuid.uuid4()): Pending("M40", Charge(100 + number % shapes, 512, 0)) for number in range(MAX_PENDING)
     }

@@ -84,7 +84,7 @@ CHOICES = st.tuples(
 def test_a_charge_removes_the_oldest_equal_choice(
     steps: list[tuple[str, str, Charge, float]],
 ) -> None:
-    """The recorded choices must equal those in a plain list. Releasing a missing or expired choice has no effect."""
+    """The recorded choices must equal those in a plain list. Releasing a missing or expired choice does nothing."""
     clock = Clock()
     choices = RecentChoices(clock.monotonic)
     model_of: list[tuple[float, str, Charge]] = []

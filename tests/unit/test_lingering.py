@@ -1,4 +1,4 @@
-"""Tests of the memory that is kept of deleted pods and claims whose containers may still run."""
+"""Tests of the memory that the controller needs for deleted pods and claims whose containers may still run."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -29,7 +29,7 @@ MAX_TERMINATING = 600
 
 
 def running_pod(number: int, namespace: str, grace: int = 30) -> StoredPod:
-    """Return a bound pod with annotations of 16 KiB, as a tenant can write them in a namespace without a quota."""
+    """Return a bound pod with annotations of 16 KiB. A tenant can write such pods in a namespace without a quota."""
     text = f"{number:x<16384}"
     return StoredPod(
         uid=f"{number:036}",
@@ -66,14 +66,14 @@ def delete(watch: PodInformer, pod: StoredPod) -> None:
 
 
 def lose(holds: ClaimHolds, claim: StoredClaim) -> None:
-    """Let the watch of claims report a claim with devices, and its deletion."""
+    """Let the watch of claims report a claim with devices, and then its deletion."""
     known: dict[str, Any] = {"version": "1", "listed": False, "charge": lambda _: ClaimCharge({"A100": CARD})}
     holds.note(None, claim, **known)
     holds.note(claim, None, **known)
 
 
 def is_full(watch: PodInformer, namespace: str) -> bool:
-    """Return True if the next count of a namespace leaves no room under the largest limits, for any model."""
+    """Return True if the namespace, when counted next, has no room for any model under the largest possible limits."""
     ledger = recount(Ledger(), watch.observed(namespace, NODES))
     largest = Limit(MAX_CARDS * 100), Limit(None, MAX_MEMORY, 1), Limit(MAX_CARDS * 100, MAX_MEMORY)
     used = [ledger.usage(model).used for model in NODES.models]
@@ -84,8 +84,8 @@ def each_namespace(numbers: range) -> Iterator[tuple[int, str]]:
     return ((number, f"team-{number % 100}") for number in numbers)
 
 
-# In the next two tests, only the memory of the last deletions is counted, because the counting is slow. These are more
-# deletions than are kept.
+# The controller keeps fewer deletions than the next two tests make. Counting memory is slow, so the tests count it only
+# for the last deletions.
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_a_namespace_with_too_many_lost_claims_is_full(api: ApiDouble) -> None:
 
 
 def test_very_many_claims_whose_pods_have_ended_do_not_fill_their_namespace(api: ApiDouble) -> None:
-    """No ledger is recounted meanwhile. The claims of forced deletions among them stay charged."""
+    """No ledger is recounted meanwhile. Claims whose pods were deleted by force stay charged."""
     clock = Clock()
     watch = watch_of_pods(api, clock)
     holds = ClaimHolds(watch, clock.monotonic)

@@ -1,4 +1,4 @@
-"""Tests that `make check`, the command for each commit, runs lint and the fast tests of every kind."""
+"""Tests that `make check`, the command before each commit, runs lint and the fast tests of every kind."""
 
 import shlex
 import subprocess

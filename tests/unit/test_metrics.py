@@ -1,4 +1,4 @@
-"""The metrics of the webhook and of the controller: what they count, and the bound on their labels."""
+"""Tests of the metrics of the webhook and of the controller: what they count, and the bound on their labels."""
 
 from http import HTTPStatus
 from pathlib import Path
@@ -39,7 +39,7 @@ def rejections(found: Metrics) -> dict[tuple[str, str], float]:
 def test_rejected_creates_are_counted_by_reason_and_by_namespace_if_not_everybody_reads_the_metrics(
     *, protected: bool
 ) -> None:
-    """Every pod can connect to the webhook's port, and must not learn the names of other namespaces."""
+    """Every pod can connect to the webhook's port, but must not learn the names of other namespaces."""
     found = Metrics()
     service = Service(lambda: None, MemoryLedgers(), found, Gate(), structlog.get_logger())
     Application(service, Callers(Path("ca.crt"), None, protected))

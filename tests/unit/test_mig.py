@@ -1,4 +1,4 @@
-"""Tests of the charges of MIG profiles: by NVIDIA's tables, by the operator, and of unknown profiles."""
+"""Tests of the charges of MIG profiles by NVIDIA's tables and by the administrator's rows, and of unknown profiles."""
 
 import itertools
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def known(models: str = "{}", units: str = "{}") -> GpuResources:
 
 
 def cores(profile: str, model: str, resources: GpuResources = BUILT_IN) -> object:
-    """Return the cores that a pod and a claim are charged for one slice of a card. Both must be equal."""
+    """Return the cores that a slice of a card is charged. A pod and a claim must be charged the same."""
     request = read_request(view(vcuda_pod({f"{PROFILE}{profile}": 1})), resources)
     selector = f"device.attributes['gpu.nvidia.com'].profile == '{profile}'"
     policy = claim_policy(quota=Quota({"team-a": NamespaceQuota({model: Limit(800)})}), resources=resources)
@@ -47,7 +47,7 @@ def slices_of(profile: str) -> int:
 
 
 def layouts(table: MigTable) -> Iterator[Layout]:
-    """Yield every set of profiles whose compute and memory slices fit one card."""
+    """Yield every combination of profiles whose compute and memory slices fit one card."""
 
     def more(layout: Layout, profiles: list[str], slices: int, memory: int) -> Iterator[Layout]:
         yield layout
@@ -71,7 +71,7 @@ def charged(table: MigTable, layout: Layout) -> Fraction:
 
 
 def product_of(table: MigTable) -> str:
-    """Return the name of a product of the table, with the memory of its cards."""
+    """Return the name of a product in the table, with the memory of its cards."""
     name = table.product.partition("|")[0].replace("[18]00", "100").replace("x?", "").replace("[-_]?", "-")
     return f"{name}-{table.size}gb".upper()
 
@@ -81,7 +81,7 @@ TABLE = pytest.mark.parametrize("table", TABLES, ids=product_of)
 
 @TABLE
 def test_every_layout_is_charged_what_it_uses_and_at_most_8_percent_of_a_card_more(table: MigTable) -> None:
-    """With a profile of one compute slice and two memory slices, a layout is charged at most 11 percent more."""
+    """A layout is a set of slices. With a profile of 1 compute and 2 memory slices, it is charged up to 11 % more."""
     for layout in layouts(table):
         compute, memory = used(table, layout)
         doubled = any(table.profiles[each] > slices_of(each) == 1 for each in layout)
@@ -102,7 +102,7 @@ def test_no_layout_of_n_cards_is_charged_less_than_it_uses(drawn: tuple[MigTable
 
 @TABLE
 def test_a_full_card_of_equal_slices_is_charged_one_card(table: MigTable) -> None:
-    """The number of slices of one profile that fit a card is the number that a quota of one card admits."""
+    """If a card has room for n slices of a profile, a quota of one card admits n of them."""
     for profile, memory in table.profiles.items():
         fit = min(table.slices // slices_of(profile), table.memory // memory)
         one = charged(table, (profile,))
@@ -160,7 +160,7 @@ def test_the_operator_can_state_slices_or_charges(models: str, units: str, profi
 
 
 def test_seven_slices_are_one_card_and_a_quota_admits_no_eighth() -> None:
-    """The amounts are exact: 350 slices fit 50 cards, and 351 do not."""
+    """Sums of charges are exact: 350 slices fit a quota of 50 cards, and 351 do not."""
     charge = read_request(view(vcuda_pod({f"{PROFILE}1g.5gb": 1}))).charge_on("A100")
     for cards in (1, 50):
         quota = NamespaceQuota({"A100": Limit(100 * cards)})
@@ -173,7 +173,7 @@ def test_seven_slices_are_one_card_and_a_quota_admits_no_eighth() -> None:
 
 
 def test_no_usage_looks_smaller_than_it_is() -> None:
-    """Six slices of seven are 85.71 hundredths. The report shows 86 used, and 14 free."""
+    """Six slices of seven are 85.71 hundredths of a card. The report shows 86 used, and 14 free."""
     ledger = Ledger({"A100": Charge(5 * SEVENTH)}, pending={"u": Pending("A100", Charge(SEVENTH))})
     quota = NamespaceQuota({"A100": Limit(100)})
     [use] = report("team-a", quota, ledger, [], Nodes(LABELS)).models
@@ -227,7 +227,7 @@ def test_a_pod_may_not_use_a_model_that_lacks_its_profile() -> None:
 def test_a_model_that_is_known_to_have_no_mig_is_no_candidate_for_a_profile(
     models: str, model: str, *, is_candidate: bool, units: str
 ) -> None:
-    """A stored pod on such a model is charged a card for each slice, so no pod becomes free of charge."""
+    """A pod that is stored on such a model is charged a card for each slice, so no pod is free of charge."""
     pod, resources = (
         view(vcuda_pod({f"{PROFILE}1g.5gb": 1})),
         known(f"{{{models}}}" if ":" in models else models, units),

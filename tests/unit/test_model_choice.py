@@ -17,7 +17,7 @@ BOTH = Candidates(("M40", "P100"), frozenset(), {})
 
 
 def used(**cores: int) -> dict[str, Usage]:
-    """Return the usage of each model. A keyword is a model, and its value is the number of used cores."""
+    """Return the usage of each model. Each keyword is a model, and its value is the number of used cores."""
     return {model: Usage(Charge(used)) for model, used in cores.items()}
 
 

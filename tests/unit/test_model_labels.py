@@ -1,4 +1,4 @@
-"""Tests of the GPU model label that the leader writes to nodes. A label that a user set is never overwritten."""
+"""Tests of the model label that the leader writes to nodes. It never overwrites a label that somebody else wrote."""
 
 from typing import Any
 
@@ -112,7 +112,7 @@ def test_a_label_of_gpu_feature_discovery_is_not_changed(api: ApiDouble) -> None
     assert {*api.calls} == {"LIST"}
 
 
-# Tests of nodes whose model only a cloud names, or nobody
+# Tests of nodes whose model no source names, or only the cloud's label
 
 CLOUD = {"labels": {"eks.amazonaws.com/instance-gpu-name": "t4"}, "allocatable": {"nvidia.com/gpu": "4"}}
 UNKNOWN = {"allocatable": {"nvidia.com/gpu": "4"}}
@@ -136,7 +136,7 @@ def test_a_source_that_appears_within_a_minute_has_precedence_over_the_cloud(lab
 
 
 def test_a_node_that_offers_a_gpu_and_has_no_model_is_reported_after_a_minute(labeller: Labeller) -> None:
-    """The programs that name the model of a new node may start after the device plugin."""
+    """The programs that name the model of a new node may start after the device plugin of the node."""
     labeller.store(node(UNKNOWN))
     labeller.look(BETTER_SOURCE_SECONDS - 1)
     assert (labeller.doubts(), labeller.events()) == ({}, [])
@@ -309,7 +309,7 @@ def test_a_lasting_doubt_is_reported_once_an_hour(labeller: Labeller) -> None:
 
 
 def test_a_forbidden_write_is_not_repeated_on_every_node(labeller: Labeller) -> None:
-    """If the admission policy permits another label than the one in --model-label, it rejects each of these writes."""
+    """If the admission policy has another label than --model-label, the API server rejects the write on every node."""
     labeller.api.deliver = rejected(ApiError(403, "this account changes of nodes …"), "PATCH")
     for number in range(20):
         labeller.api.store(f"/api/v1/nodes/n{number}", node(hami(A100), name=f"n{number}"))

@@ -34,7 +34,7 @@ def wishing(text: str) -> Mapping[str, str]:
 
 
 def policy(quota: NamespaceQuota = QUOTA) -> PolicySnapshot:
-    """Return a policy with two models that the pod's quota lacks: L40S has a quota in team-b, and B200 is on a node."""
+    """Return a policy with two models that the pod's quota lacks: L40S is in team-b's quota, and B200 is on a node."""
     whole = Quota({"team-a": quota, "team-b": OTHERS}, version="41")
     nodes = Nodes.of({"one": {MODEL: "B200"}}, LABELS)
     return PolicySnapshot(whole, nodes, claims=claim_policy(quota=whole))
@@ -43,7 +43,7 @@ def policy(quota: NamespaceQuota = QUOTA) -> PolicySnapshot:
 def mutated(
     manifest: Manifest, quota: NamespaceQuota = QUOTA, used: Mapping[str, int] | None = None
 ) -> AdmissionResponse:
-    """Return the answer of /mutate while ``used`` cores of each model are in use."""
+    """Return the answer of /mutate for a pod while ``used`` cores of each model are in use."""
     ledgers = MemoryLedgers()
     for model, cores in (used or {}).items():
         given = ChargeRequest("team-a", f"uid-{model}", model, Charge(cores), quota, 1e9)
@@ -130,7 +130,7 @@ def test_a_quota_that_only_warns_admits_with_the_reason(make: Any, wish: str) ->
 
 
 def test_validate_never_reads_the_annotation() -> None:
-    """A tenant may edit the annotation after /mutate. /validate reads the model only from the node selection."""
+    """A tenant may edit the annotation after /mutate. So /validate gets the model only from the node selection."""
     for wish in ("A10O", "T4", ",,,"):
         stored = pod(wish, affinity=held_to("A100"))
         stored["metadata"]["uid"] = "one"

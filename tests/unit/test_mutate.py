@@ -1,4 +1,4 @@
-"""Tests of /mutate. It chooses the model of a pod, rejects some pods, and writes no ledger."""
+"""Tests of /mutate. It chooses the model of a pod, rejects some pods, and never writes a ledger."""
 
 import asyncio
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ FORGED = {"tencent.com/gpu-assigned": "true"}
 
 
 class Ledgers(MemoryLedgers):
-    """Test ledgers with the given usage. The test fails if a charge is made."""
+    """Ledgers with the given usage. A charge makes the test fail."""
 
     def __init__(self, now: Mapping[str, int], a_moment_ago: Mapping[str, int] | None = None) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def test_a_rejection_names_all_models_if_none_has_room() -> None:
 
 
 class Counted(Ledgers):
-    """Test ledgers that also count the stored pods. If ``stored`` is None, the count misses its deadline."""
+    """Ledgers that also count the stored pods. If ``stored`` is None, the count misses its deadline."""
 
     def __init__(self, now: Mapping[str, int], stored: Mapping[str, int] | None) -> None:
         super().__init__(now)
@@ -135,7 +135,7 @@ def test_over_a_quota_that_does_not_enforce_a_pod_is_pinned_to_the_first_model(m
 
 @pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
 def test_a_pod_without_a_model_is_still_cleaned_and_gets_the_scheduler(mode: Mode) -> None:
-    """The pod uses a card even without a model, and only the GPU scheduler keeps track of the cards."""
+    """The pod uses a card even without a model, and only the GPU scheduler records which cards are in use."""
     manifest = vcuda_pod(nodeSelector={MODEL: "A100"}, nodeName="n1", annotations=FORGED)
     given = replace(policy_for(replace(QUOTA, mode=mode)), pin_settings=PinSettings(scheduler="gpu-scheduler"))
     answer = asyncio.run(mutate(creation(manifest, given, Ledgers({}))))

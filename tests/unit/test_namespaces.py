@@ -1,4 +1,4 @@
-"""Tests of the webhook's bounded cache of existing namespaces, which keeps each namespace for a limited time."""
+"""Tests of the webhook's cache of existing namespaces. Its size is bounded, and each namespace expires."""
 
 import asyncio
 from unittest import mock

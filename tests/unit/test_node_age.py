@@ -1,4 +1,4 @@
-"""Tests of the time for which the node agent observes a directory before it deletes the directory."""
+"""Tests of how long the node agent observes a directory before it deletes the directory."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def at(seconds: float, *, wall: float | None = None) -> Now:
 
 
 def seen(patience: ObservedAge, *moments: Now, inode: int = 1, stamp: float = OLD) -> list[Keep | None]:
-    """Let one sweep per moment find a directory. Return each sweep's reason to keep it; None if it may be deleted."""
+    """Let one sweep per moment find a directory. Return why each sweep keeps it; None if it may be deleted."""
     said = []
     for moment in moments:
         patience.begin(moment)
@@ -61,7 +61,7 @@ def test_a_directory_changed_within_the_grace_period_stays(
 
 
 def test_a_directory_missing_in_a_sweep_starts_over(watched: ObservedAge) -> None:
-    """A sweep asks only about directories of deleted pods. So a directory is also missing while its pod exists."""
+    """A sweep lists only directories whose pod is deleted. So a missing directory may belong to a pod that exists."""
     seen(watched, at(0), at(60))
     watched.begin(at(120))
     assert seen(watched, at(400), at(460)) == [ONCE, YOUNG]

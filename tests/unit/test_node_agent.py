@@ -35,7 +35,7 @@ Script = list[tuple[list[DirectoryOutcome], Keep | BaseException | None]]
 
 @dataclass
 class Sweeps:
-    """Replaces the function that sweeps. Each call plays the next entry of ``script``, and the last one is repeated."""
+    """Replaces the sweep over all directories. Each call plays the next entry of ``script``; the last one repeats."""
 
     script: Script
 
@@ -61,7 +61,7 @@ def logs() -> Iterator[list[Any]]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Replace the monotonic clock of the node agent's loop. Return a list whose only element is the time in seconds."""
+    """Replace the monotonic clock of the node agent. Return a list with one element, the time in seconds."""
     now = [1000.0]
     monkeypatch.setattr("controller.garbage.node.agent.time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
     return now

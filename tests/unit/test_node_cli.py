@@ -1,4 +1,4 @@
-"""Tests of input that ``vcuda-controller node`` rejects before it changes anything."""
+"""Tests of input that ``vcuda-controller node`` rejects before it does anything."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ UID = ["--pod-uid", "u"]
 
 @pytest.fixture
 def no_cluster(tmp_path: Path) -> Path:
-    """Return an invalid kubeconfig. The command reads the kubeconfig only after it has checked all other input."""
+    """Return an invalid kubeconfig. The command reads it last, so errors in other input are reported."""
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text("")
     return kubeconfig

@@ -1,4 +1,4 @@
-"""Tests of the choice of a model by the states of its nodes: whether a node can take the pod now."""
+"""Tests of how the states of nodes affect the choice of a model: a node may not be able to take the pod now."""
 
 import itertools
 import string
@@ -223,7 +223,7 @@ def test_the_reason_for_a_choice_names_few_of_the_resources_that_a_pod_requests(
 
 
 def test_the_number_of_different_taints_is_bounded() -> None:
-    """Ten nodes have fifty taints of their own. Two nodes have the taint that a cluster's GPU nodes usually have."""
+    """Each of ten nodes has fifty taints that no other node has. Two nodes have the usual taint of GPU nodes."""
     names = [f"n{number}" for number in range(12)]
     taints = {name: frozenset(Taint(f"{name}-{number}") for number in range(50)) for name in names[:10]}
     taints |= dict.fromkeys(names[10:], frozenset([Taint(GPU)]))

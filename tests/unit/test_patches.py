@@ -1,4 +1,4 @@
-"""Tests of the JSON Patch that pins a pod to a GPU model: example pods, and properties of any pod."""
+"""Tests of the JSON Patch that pins a pod to a GPU model: example pods, and properties that hold for any pod."""
 
 import asyncio
 import copy
@@ -38,7 +38,7 @@ Each case has the manifest of a pod (``.pod.yaml``) and the expected patch (``.p
 
 @pytest.mark.parametrize("case", NAMES)
 def test_the_patch_is_the_expected_one(case: str) -> None:
-    """Each pod is pinned to M40 in pools public and lab. In cases scheduler-…, a webhook flag sets the scheduler."""
+    """Each pod is pinned to M40 in pools public and lab. In cases scheduler-*, a webhook flag sets the scheduler."""
     pod = view(yaml.safe_load((CASES / f"{case}.pod.yaml").read_text()))
     pin_settings = PinSettings(scheduler=SCHEDULER if case.startswith("scheduler-") else None)
     types = type_annotations(pod, read_request(pod).schemes, "M40", CardTypes(), has_share=False)
@@ -155,7 +155,7 @@ In addition, the patch may add requirements to the terms of the required node af
 
 
 def users_own(pod: Manifest) -> Manifest:
-    """Return the pod without the fields that the patch may change, and without their parents if those are empty."""
+    """Return the pod without the fields that the patch may change. Objects that are then empty are left out too."""
     own = copy.deepcopy(pod)
     for path, keys in MAY_CHANGE.items():
         part = own
@@ -175,8 +175,9 @@ def users_own(pod: Manifest) -> Manifest:
 @pytest.mark.slow
 @for_every_admitted_pod
 def test_without_a_register_no_type_of_card_is_written(case: Admitted) -> None:
-    """HAMi-DRA compares the annotation for card types with product names of devices. If no node annotation lists the
-    cards, only the model is known, and the model's name may differ from the product name.
+    """HAMi-DRA compares the annotation for card types with product names of devices.
+
+    Without a register (a node annotation that lists the cards), only the model's name is known, which may differ.
     """
     annotations = case.patched["metadata"]["annotations"]
     before = case.sent["metadata"].get("annotations") or {}
@@ -186,7 +187,7 @@ def test_without_a_register_no_type_of_card_is_written(case: Admitted) -> None:
 
 
 def counts_cards(case: Admitted) -> bool:
-    """Return whether the pod requests only a number of cards. On nodes without HAMi, such a pod keeps its scheduler."""
+    """Return whether the pod requests only whole cards. On nodes without HAMi, such a pod keeps its scheduler."""
     request = read_request(view(case.sent))
     return not request.registered and all(scheme.register for scheme in request.schemes)
 
@@ -206,7 +207,7 @@ def check_scheduler(case: Admitted, *, keeps: bool = False) -> None:
 
 @st.composite
 def let_pass(draw: st.DrawFn) -> Admitted:
-    """Draw a pod for which no model is possible. The quota does not enforce, so it admits the pod."""
+    """Draw a pod for which no model is possible. The mode of the quota is not enforce, so the pod is admitted."""
     pod, mode = draw(strategies.pods()), draw(st.sampled_from([Mode.WARN, Mode.AUDIT]))
     webhook = Webhook(PolicySnapshot(Quota({"team-a": NamespaceQuota({}, mode=mode)}), Nodes(), draw(PIN_SETTINGS)))
     answer = webhook.mutate(pod)
@@ -228,7 +229,7 @@ def test_a_pod_admitted_without_a_model_gets_the_scheduler_and_keeps_its_node_se
 
 @st.composite
 def nearly_pinned(draw: st.DrawFn) -> Manifest:
-    """Draw a pod that looks pinned to one model. Some of its terms may allow further models or pools."""
+    """Draw a pod that looks pinned to one model, but some of its terms may allow other models or pools."""
     model, pool = draw(st.sampled_from(MODELS)), draw(st.sampled_from(POOLS))
     held = [requirement(MODEL, "In", model), requirement(POOL, "In", pool)]
     loose = [
@@ -249,7 +250,7 @@ def nearly_pinned(draw: st.DrawFn) -> Manifest:
 def test_a_pod_that_validate_accepts_cannot_leave_its_model_and_pools(
     pod: Manifest, quota: NamespaceQuota, cluster: Nodes
 ) -> None:
-    """/validate must not rely on /mutate. Another webhook may have changed the pod, or /mutate was never called."""
+    """/validate must not rely on /mutate: another webhook may have changed the pod, or /mutate was not called."""
     verdict = Webhook(PolicySnapshot(Quota({"team-a": quota}), cluster)).validate(pod)
     event(verdict.outcome)
     if verdict.allowed:

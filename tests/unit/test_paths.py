@@ -1,4 +1,4 @@
-"""Tests that docs/architecture.md lists in order the modules that run for a new pod and in a turn of the recounter."""
+"""Tests that docs/architecture.md lists, in order, the modules that run for a new pod and for a recount."""
 
 import asyncio
 import base64
@@ -65,7 +65,7 @@ def create(service: Service, uid: str) -> None:
 
 
 def test_the_modules_of_a_create_are_documented_in_their_order(api: ApiDouble) -> None:
-    """First create another pod, because the documented list begins when the ledger exists."""
+    """The documented list begins when the ledger exists. So the test first creates another pod."""
     policy = PolicySnapshot(
         Quota({"team-a": NamespaceQuota({"M40": Limit(400)})}, version="1"),
         Nodes.of({"node-1": {LABELS.model: "M40"}}, LABELS),

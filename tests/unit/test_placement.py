@@ -1,4 +1,4 @@
-"""Tests of placement: the models that a pod may use, and the message if there is no such model."""
+"""Tests of placement: which models a pod may use, and the message if it may use none."""
 
 import itertools
 import sys
@@ -84,7 +84,7 @@ A_OR_NEW = required(*(term(fields=[requirement("metadata.name", "In", name)]) fo
 
 
 def selecting(key: str, operator: str, *values: str) -> Manifest:
-    """Return the pod spec fields that select nodes by this label or, for key metadata.name, by the nodes' names."""
+    """Return fields of a pod spec that select nodes by this label, or by name if the key is metadata.name."""
     line = requirement(key, operator, *values)
     return {"affinity": required(term(fields=[line]) if key == "metadata.name" else term(line))}
 
@@ -199,7 +199,7 @@ def test_a_model_with_a_node_for_the_pod_is_a_candidate(pod: Manifest, quota: Na
 def test_the_model_of_a_future_node_is_a_candidate_too(
     pod: Manifest, quota: NamespaceQuota, cluster: Nodes, data: st.DataObject
 ) -> None:
-    """A node that is added later may suit the pod, so the candidates must not depend on the present nodes."""
+    """A node that is added later may suit the pod. So the pod's candidate models must not depend on present nodes."""
     labels = data.draw(strategies.label_sets())
     later = Nodes.of({**cluster.labels, "node-new": labels}, LABELS)
     found = find_candidates(view(pod), read_request(view(pod)), quota, cluster)
@@ -283,8 +283,10 @@ def by_terms(n: int, key: str, operator: str, *values: str) -> Manifest:
 def test_placement_takes_linear_time_in_the_pods_size_and_not_more_for_more_nodes(
     pod_of: Callable[[int], Manifest],
 ) -> None:
-    """Tenants write these node selector terms. With an earlier algorithm, N requirements for one key took N³ steps per
-    model, which stopped admission. A tenant can also add terms to a gated pod, and the leader reads all stored pods.
+    """Tenants write these terms.
+
+    With an earlier algorithm, N requirements for one key took N³ steps per model, which stopped admission. A tenant can
+    also add terms to a gated pod, and the leader reads all stored pods.
     """
     small, large = msgspec.json.encode(pod_of(200)), msgspec.json.encode(pod_of(800))
     growth = len(large) / len(small)
@@ -298,7 +300,7 @@ def nodes_of(count: int) -> Nodes:
 
 
 def steps(pod: bytes, cluster: Nodes) -> int:
-    """Count the function calls that it takes to find a pod's candidate models. A time would depend on the machine."""
+    """Count the function calls that find a pod's candidate models. The count is the same on every machine."""
     read, quota = msgspec.json.decode(pod, type=Pod), quota_of(*ALL, pools=("lab", "spare"))
     find_candidates(read, PodRequest(Charge(), ()), quota, cluster)  # fills the nodes' caches, and must not be counted
     counted = itertools.count()

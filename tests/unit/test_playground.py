@@ -1,4 +1,4 @@
-"""Tests of the playground: its texts, its check for missing programs, and the actions of its teams."""
+"""Tests of the playground: its texts, the check for missing programs, and what its teams do."""
 
 import itertools
 from collections import Counter

@@ -27,7 +27,7 @@ def test_the_bar_is_full_only_if_nothing_is_left() -> None:
 
 
 def test_the_bar_shows_reserved_after_used_cards() -> None:
-    """A very small reservation takes one character. If nothing else is free, the reservation fills the bar."""
+    """The smallest reservation takes one character. If nothing is free, the reservation takes the rest of the bar."""
     for used, limit, reserved, shown in [
         (4, 8, 2, "##########+++++-----"),
         (4, 8, 0.01, "##########+---------"),
@@ -224,7 +224,7 @@ def test_a_report_of_another_namespace_is_not_shown(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("output", ["table", "json", "yaml", "wide"])
 def test_terminal_codes_are_escaped(cluster: Cluster, manifest: Path, output: str) -> None:
-    """The report has forged texts with colours, line breaks, cursor movements and right-to-left marks."""
+    """The report is forged: its texts have colours, line breaks, cursor movements and right-to-left marks."""
     hostile = "M40\x1b[31m\r\n\x9b2A\u202etxt\x7f"
     cluster.publish("team-a", {**M40, "model": hostile}, mode="\x1b[8m")
     cluster.publish("team-b", text='{"namespace": "\\u001b[2J", "mode": "enforce", "models": []}')
@@ -296,7 +296,7 @@ PARTS_OF_PATHS = ["team-a/../team-b", "..", "TEAM", "-", "*", "team a", "a" * 64
     ],
 )
 def test_an_invalid_namespace_name_is_bad_input(cluster: Cluster, manifest: Path, given: str, name: Any) -> None:
-    """The name becomes a part of an API path, so a name with a slash could lead to another namespace."""
+    """The name is a part of an API path. A name with a slash could lead to another namespace."""
     cluster.publish("team-b", M40)
     in_manifest = given == "of the manifest"
     manifest.write_text(yaml.safe_dump(vcuda_pod(metadata={"namespace": name} if in_manifest else {})))

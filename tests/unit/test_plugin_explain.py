@@ -77,7 +77,7 @@ def test_warnings_of_the_cluster_are_printed_with_the_table(cluster: Cluster, ma
 def test_namespace_and_output_are_taken_before_and_after_the_command(
     cluster: Cluster, manifest: Path, before: list[str], after: list[str], namespace: str
 ) -> None:
-    """If a flag is set both before and after the command, the value after the command is used."""
+    """If a flag is both before and after the command, the value after the command counts."""
     manifest.write_text(yaml.safe_dump(vcuda_pod()))
     (verdict,) = json.loads(run(*before, "explain", "-f", str(manifest), *after).stdout)
     assert verdict["namespace"] == namespace

@@ -115,8 +115,8 @@ def test_claims_are_rejected_if_the_api_server_does_not_serve_them(
     assert (row["decision"], row["reason"]) == ("rejected", reason)
 
 
-# Tests of a cluster with HAMi-DRA. Even in a dry run, the webhook of HAMi-DRA creates a claim for a pod, and never
-# deletes this claim.
+# Tests of a cluster with HAMi-DRA. HAMi-DRA's webhook creates a claim for a pod even in a dry run, and never deletes
+# this claim.
 
 HAMI_DRA = (
     'admission webhook "mutate.hami.io" denied the request: failed to create ResourceClaim team-a/team-a-'
@@ -144,7 +144,7 @@ def test_no_dry_run_of_a_pod_is_sent_if_a_webhook_would_create_a_claim(
 
 
 def test_an_earlier_rejection_of_the_probe_is_the_answer(cluster: Cluster, manifest: Path) -> None:
-    """The quota webhook is called before HAMi-DRA's. If it rejects the first dry run, no second dry run is sent."""
+    """The quota webhook is called before HAMi-DRA's. If the first dry run is rejected, no second one is sent."""
     cluster.webhook = Forbidden(403, f'admission webhook "mutate.quota.vcuda.io" denied pods "{PROBE}": {OVER}')
     (row,) = told(manifest, vcuda_pod())
     assert row["decision"] == "rejected"
@@ -153,7 +153,7 @@ def test_an_earlier_rejection_of_the_probe_is_the_answer(cluster: Cluster, manif
 
 
 def test_nothing_is_sent_if_the_name_of_the_claim_would_be_cut(cluster: Cluster, manifest: Path) -> None:
-    """The first dry run relies on an invalid claim name. HAMi-DRA cuts off long names, which may make them valid."""
+    """The first dry run relies on a claim name that is too long to be valid. HAMi-DRA shortens long names."""
     (row,) = told(manifest, vcuda_pod(metadata={"name": "a", "namespace": "n" * 51}))
     assert (row["decision"], row["reason"]) == ("not asked", TOO_LONG)
     assert (cluster.asked, cluster.probes) == ([], [])

@@ -41,7 +41,7 @@ def store_pod(cluster: Cluster, name: str, node_name: str, limits: Manifest, **s
 
 
 def table(*arguments: str) -> list[list[str]]:
-    """Return the cells of the table of nodes, which is shown above the table of models."""
+    """Return the cells of the table of nodes. The table of models follows this table."""
     return [line.split() for line in run("nodes", *arguments).stdout.partition("\n\n")[0].splitlines()]
 
 
@@ -92,7 +92,7 @@ def test_the_nodes_of_a_mixed_cluster_are_shown_as_a_table(cluster: Cluster) -> 
 
 
 def test_the_cards_of_a_register_are_shown_once(cluster: Cluster) -> None:
-    """HAMi's and NVIDIA's plugins both offer nvidia.com/gpu: HAMi several a card, and NVIDIA one."""
+    """Both HAMi's and NVIDIA's plugins offer nvidia.com/gpu: HAMi several for each card, and NVIDIA one."""
     store_nodes(
         cluster,
         node(hami(A100, A100, handshake=DELETED, offered="20"), labelled("A100"), name="h1"),

@@ -1,4 +1,4 @@
-"""Tests of `kubectl gpuquota why`: the last rejection, the present decision, and the pods that must end first."""
+"""Tests of `kubectl gpuquota why`: the last rejection, the decision now, and the pods that must end first."""
 
 import json
 from typing import Any, cast
@@ -24,7 +24,7 @@ TEMPLATE = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [co
 
 
 def deployment(cluster: Cluster) -> None:
-    """Store a Deployment with its ReplicaSet, and also a ReplicaSet of another Deployment."""
+    """Store a Deployment with its ReplicaSet, and a ReplicaSet of another Deployment."""
     about = {"apiVersion": "apps/v1", "kind": "Deployment"}
     metadata = {"name": "train", "namespace": "team-a", "uid": "uid-train"}
     cluster.store(
@@ -153,7 +153,7 @@ def test_a_workload_that_would_be_admitted_now_waits_for_nothing(cluster: Cluste
 
 
 def test_the_claims_that_a_workload_would_get_are_decided_too(cluster: Cluster) -> None:
-    """No rejection of the pod names the claims, because the webhook does not judge the templates of a pod."""
+    """A rejection of the pod does not name its claims, because the webhook does not judge its claim templates."""
     deployment(cluster)
     spec = {"containers": [container()], "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}
     path = f"/apis/apps/v1{TEAM}/deployments/train"

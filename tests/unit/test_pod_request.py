@@ -92,8 +92,8 @@ def test_limits_are_charged_and_requests_only_without_them(resources: dict[str, 
     assert charge_of(pod(container(resources=resources))) == charge
 
 
-# Tests of pods with several containers. The charge follows KEP-753. It is the larger of two amounts: all containers
-# with the sidecars together, or the largest init container with the sidecars before it.
+# Tests of pods with several containers, charged as in KEP-753. The charge is the larger of two amounts: all containers
+# with the sidecars, or the largest init container with the sidecars before it.
 
 
 def asking(cores: int, blocks: int = 0, **fields: Any) -> Manifest:
@@ -181,7 +181,7 @@ def test_zero_of_everything_is_no_request(scheme: Scheme, zero: str | int) -> No
 @EACH
 @pytest.mark.parametrize("amount", [1, "1", "-1", "0.5", "two", "1m", ""])
 def test_anything_but_zero_is_a_request(scheme: Scheme, amount: str | int) -> None:
-    """A pod with an amount that cannot be parsed must not be admitted without a charge."""
+    """If an amount cannot be parsed, the pod must not be admitted without a charge."""
     for resource in scheme.resources:
         zeros = dict.fromkeys(scheme.resources, "0")
         assert requests_gpus(view(vcuda_pod({**zeros, resource: amount})))
@@ -214,14 +214,14 @@ def rejections(manifest: Manifest) -> list[str]:
     absurd=("1e30", "1e30 is larger than any cluster"),
 )
 def test_an_amount_that_is_no_whole_number_is_rejected(resource: str, amount: str, why: str) -> None:
-    """The wrong amount may cause further faults, which are not reported."""
+    """Other faults that only follow from the wrong amount are not reported."""
     sentence = f"{LIMITS}[{resource}]: must be a whole number of at least 0: {why}"
     assert rejections(vcuda_pod({resource: amount})) == [sentence]
 
 
 @pytest.mark.parametrize("resource", [name for scheme in SCHEMES for name in scheme.resources])
 def test_an_amount_beyond_every_cluster_is_rejected_and_charged_as_the_largest(resource: str) -> None:
-    """In modes warn and audit such a pod is admitted. The sums of the ledger must stay readable."""
+    """In modes warn and audit, the pod is admitted, and the sums in the ledger must stay readable."""
     asked = vcuda_pod({resource: str(2**53)})
     assert rejections(asked) == [f"{LIMITS}[{resource}]: must be at most {MAX_UNITS}; got {2**53}"]
     assert read_request(view(asked)).charge == read_request(view(vcuda_pod({resource: MAX_UNITS}))).charge
@@ -244,7 +244,7 @@ The limit must suit the container that requests the most cores.
 
 @pytest.mark.parametrize("scheme", [GPU_MANAGER, NVIDIA_VCUDA], ids=lambda scheme: scheme.name)
 class TestCoresOfTheContainer:
-    """Tests of gpu-manager and nvidia-vcuda. Their requests state the cores and memory of the whole container."""
+    """Tests of the requests of gpu-manager and nvidia-vcuda, which state cores and memory of the whole container."""
 
     @pytest.mark.parametrize("memory", [0, 4])
     @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ class TestCoresOfTheContainer:
 
 
 def core_limit_rejections(scheme: Scheme, text: str, *cores: int) -> list[str]:
-    """Return the faults of a pod with this core limit. The pod has one container per amount in ``cores``."""
+    """Return the faults of a pod with this core limit. ``cores``: the amount of each container."""
     containers = [container({scheme.cores: number, scheme.memory: 4}) for number in cores]
     return rejections(pod(*containers, annotations={str(scheme.core_limit): text}))
 
@@ -295,14 +295,14 @@ def test_a_core_limit_of_another_scheme_is_not_read() -> None:
 @pytest.mark.parametrize("scheme", [HAMI, VGPU_MANAGER], ids=lambda scheme: scheme.name)
 @pytest.mark.parametrize("count", [0, 1, 2])
 class TestCoresOfEachVgpu:
-    """Tests of HAMi and vgpu-manager. Their requests state the number of vGPUs, and the cores of each vGPU."""
+    """Tests of the requests of HAMi and vgpu-manager, which state the number of vGPUs, and the cores of each vGPU."""
 
     @pytest.mark.parametrize("memory", [0, 100])
     @pytest.mark.parametrize("cores", [101, 150, 200, 300])
     def test_more_than_the_card_of_a_vgpu_is_rejected(
         self, scheme: Scheme, count: int, cores: int, memory: int
     ) -> None:
-        """A vGPU has at most one card, so even 200 cores per vGPU are wrong. More cards are requested as more vGPUs."""
+        """A vGPU is at most one card, so 200 cores per vGPU are a fault. More cards are requested by more vGPUs."""
         sentence = f"{LIMITS}[{scheme.cores}]: a vGPU must have at most 100 cores (one card); got {cores}"
         limits = {str(scheme.count): count, scheme.cores: cores, scheme.memory: memory}
         assert rejections(vcuda_pod(limits)) == [sentence]
@@ -335,7 +335,7 @@ def test_more_than_all_memory_of_a_card_is_rejected() -> None:
     three=({"nvidia.com/gpu": 1, CORES: 100, "nvidia.com/vgpu-number": 1}, "hami and gpu-manager and vgpu-manager"),
 )
 def test_two_schemes_in_one_container_are_rejected(limits: dict[str, Any], names: str) -> None:
-    """The message names the schemes in the order in which the API server stores their resources."""
+    """The message names the resources of both vendors in the order in which the API server stores them."""
     sentence = f"{LIMITS}: a container must request resources of only one vendor; got resources of {names}"
     assert rejections(vcuda_pod(limits)) == [sentence]
 

@@ -1,4 +1,4 @@
-"""Tests of which admission reviews are checked against a quota. The rules are the same for /mutate and /validate."""
+"""Tests of which admission reviews are checked against a quota. /mutate and /validate have the same rules."""
 
 from http import HTTPStatus
 from typing import Any
@@ -43,7 +43,7 @@ def test_a_vcuda_pod_in_a_limited_namespace_is_decided() -> None:
 
 
 def test_two_schemes_are_named_once_each_for_any_number_of_containers() -> None:
-    """The schemes are the value of a metric label. A pod with many containers must not add further values to it."""
+    """The names of the schemes are the value of a metric label. Many containers must not lead to further values."""
     both = pod(*[container({"nvidia.com/gpu": 1}), container({"tencent.com/vcuda-core": 100})] * 50)
     assert limited(review(both)).scheme == "gpu-manager,nvidia.com/gpu"
 
@@ -94,7 +94,7 @@ def test_only_creation_is_decided_and_no_subresource(fields: dict[str, str]) -> 
     ],
 )
 def test_another_kind_is_rejected_as_a_mistake_of_the_configuration(kind: GroupVersionKind, named: str) -> None:
-    """If the object were admitted, nobody would notice that the rules of the webhook configuration are wrong."""
+    """If the object were admitted, nobody would notice that the webhook configuration has wrong rules."""
     message = f"this webhook reviews pods, not {named}; correct the webhook's rules"
     verdict = read(review(vcuda_pod(), kind=kind), POLICY)
     assert verdict == Rejection(Outcome.BAD_REQUEST, message)

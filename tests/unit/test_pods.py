@@ -1,4 +1,4 @@
-"""Tests of the controller's watch of pods, its views of a namespace, and the events that it reports."""
+"""Tests of the controller's watch of pods, the pods that it shows of a namespace, and the events that it reports."""
 
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ class Readable:
 
 
 class Busy(Readable):
-    """A reflector whose store changes all the time: each access adds one pod of one card."""
+    """A reflector whose store always changes: each access adds one pod of one card."""
 
     _version = 0
     listed_version = "0"
@@ -42,8 +42,9 @@ class Busy(Readable):
 
 
 def test_a_view_counts_exactly_the_pods_of_its_version_during_changes(api: ApiDouble) -> None:
-    """The version must be that of the counted pods. With a newer version, a pod created in between would never be
-    charged. With an older one, another leader could release the pod's charge.
+    """With a newer version than the counted pods', a pod created in between would never be charged.
+
+    With an older version, another leader could release its charge.
     """
     watch = PodInformer(api.kube, LABELS, lambda _: None)
     watch.reflector = cast("Reflector[KeptPod]", Busy())
@@ -89,7 +90,7 @@ def test_a_bound_pod_deleted_before_its_end_is_reported_for_as_long_as_it_may_ru
 
 
 def test_a_pod_is_reported_as_vanished_before_its_event(api: ApiDouble) -> None:
-    """The charge of a deleted pod moves from committed to terminating. It must be counted at every moment."""
+    """The deletion moves the pod's charge from committed to terminating. In between, the pod must be counted too."""
     store(api, stored_pod(CARD, "uid-1", **BOUND))
     watch = PodInformer(api.kube, LABELS, lambda _: None)
     watch.reflector.relist()
@@ -137,7 +138,7 @@ def test_only_changes_that_may_release_quota_are_reported(
 
 
 def test_a_count_has_the_version_of_the_quota_by_which_models_are_known(api: ApiDouble) -> None:
-    """The nodes may be read just before a new quota document, which may name more models."""
+    """The nodes may be read just before a new quota document. The new document may name more models."""
     pods = PodInformer(api.kube, LABELS, lambda _: None, resources=lambda: GpuResources(version="9"))
     pods.reflector.relist()
     for version, counted in (("7", "7"), ("9", "9"), ("", "9")):

@@ -1,4 +1,4 @@
-"""Tests of the controller's usage reports: the times at which they are written, and failed writes."""
+"""Tests of the controller's usage reports: when they are written, and what happens if a write fails."""
 
 from dataclasses import replace
 from typing import Any
@@ -65,7 +65,7 @@ def test_any_other_error_is_logged_and_retried(api: ApiDouble, publisher: Publis
 
 
 def test_a_write_without_an_answer_is_repeated(api: ApiDouble, publisher: Publisher) -> None:
-    """The first attempt stores the report, but its answer is lost. The second attempt finds the stored report."""
+    """The first write stores the report, but its answer is lost. The second write finds the stored report."""
     api.deliver = Script(lost_reply, methods=("POST",))
     assert publish(publisher, times=2) == ["usage not published"]
     assert (published_in(api), api.calls) == (["team-a"], ["PATCH", "POST", "PATCH"])
@@ -152,7 +152,7 @@ def test_a_report_equal_to_the_outdated_watch_still_replaces_the_newer_one(api: 
 
 
 def test_the_age_of_a_reservation_is_a_metric_while_cards_are_reserved() -> None:
-    """In team-b, nothing is reserved any more. The metric is absent, although the age of a reservation is recorded."""
+    """In team-b nothing is reserved any more. The metric is absent, although an age is still recorded."""
     uses = {"team-a": use_of(reserved=3.0), "team-b": replace(use_of(), namespace="team-b")}
     registry = CollectorRegistry()
     registry.register(UsageCollector(lambda: uses, {"team-a": 7, "team-b": 99}.copy))

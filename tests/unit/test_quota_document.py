@@ -39,7 +39,7 @@ GPU_ADMISSION = """{
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "with a byte order mark"])
 def test_gpu_admissions_json_works_unchanged(mark: str) -> None:
-    """Tools of gpu-admission write tabs, and null for pools. A namespace with pools but no quota may use no model."""
+    """gpu-admission's tools write tabs, and null for pools. A namespace with pools but no quota may use no model."""
     assert parse_quota(mark + GPU_ADMISSION) == Quota(
         {
             "team-a": NamespaceQuota({"M40": Limit(200), "P100": Limit(300)}, ("public",)),
@@ -103,7 +103,7 @@ def test_memory_becomes_whole_mib(written: str, mib: int) -> None:
 
 
 def test_yaml_keys_stay_as_written() -> None:
-    """YAML 1.1 reads these keys as numbers, booleans or null. Here they are names of namespaces and models."""
+    """YAML 1.1 reads these keys as numbers, booleans or null, but here they are names of namespaces and models."""
     quota = parse_quota("no: {quota: {4090: 1, 1e3: 1, 0x10: 1, 010: 1}}\n123: {}\non: {}\nnull: {}")
     assert list(quota.namespaces) == ["no", "123", "on", "null"]
     assert list(quota.namespaces["no"].limits) == ["4090", "1e3", "0x10", "010"]
@@ -118,7 +118,7 @@ def test_json_that_only_yaml_can_read_is_read_as_yaml() -> None:
 
 
 def test_anchors_and_merge_keys_may_be_used() -> None:
-    """A key that is written in a mapping overrides merged keys. Of several merged mappings, the earlier one wins."""
+    """A mapping's own key overrides merged keys. If several mappings are merged, the first one with a key wins."""
     quota = parse_quota(
         "a: &a {mode: warn, pool: &pools [public], quota: {M40: 1}}\n"
         "b: &b {mode: audit, quota: {M40: 2}}\n"
@@ -208,7 +208,7 @@ def test_an_invalid_amount_of_memory_in_json_is_rejected() -> None:
 
 @pytest.mark.parametrize("name", ["A", "team_a", "-a", "a-", "a.b", "", "é", "a" * 64, "**", "a\\n"])
 def test_an_impossible_namespace_is_a_fault(name: str) -> None:
-    """gpu-admission's example has such a name. Without a fault, the quota of this name would silently never apply."""
+    """gpu-admission's example has such a name. If the name were no fault, its quota would silently never apply."""
     (fault,) = faults(f'"{name}": {{}}')
     assert fault.endswith(f": {NO_NAMESPACE}")
 
@@ -351,7 +351,7 @@ def test_all_faults_are_reported_at_once_in_the_order_of_the_document() -> None:
 
 @pytest.mark.parametrize("text", ['{"\\ud800": {}}', "\ud800: {}"], ids=["json", "unescaped"])
 def test_half_a_character_is_never_repeated_in_a_fault(text: str) -> None:
-    """A lone UTF-16 surrogate cannot be encoded in UTF-8, so an answer that quotes it could not be sent."""
+    """A lone UTF-16 surrogate cannot be encoded in UTF-8. An answer that quotes it could not be sent."""
     assert faults(text) == [f"[\ufffd]: {NO_NAMESPACE}"]
 
 

@@ -72,7 +72,7 @@ def test_other_objects_are_ignored(fields: dict[str, Any]) -> None:
 
 
 def config_map(document: str | None, models: str = "{}", **labels: str) -> msgspec.Raw:
-    """Return the quota ConfigMap with this document and these `gpu_models`; null without a document."""
+    """Return the quota ConfigMap with this document and these `gpu_models`. If there is no document, return JSON null."""
     metadata = {"name": "gpuquota", "labels": {f"quota.vcuda.io/{key}": value for key, value in labels.items()}}
     data = {"gpu_quota": document, "gpu_models": models}
     return msgspec.Raw(msgspec.json.encode({"metadata": metadata, "data": data} if document else None))
@@ -88,7 +88,7 @@ def config_map(document: str | None, models: str = "{}", **labels: str) -> msgsp
 def test_an_edit_that_removes_the_label_of_the_quota_gives_a_warning(
     before: dict[str, str], after: dict[str, str], *, told: bool
 ) -> None:
-    """The API server still calls the webhook for this edit, because the old object has the label, but not later."""
+    """The old object has the label, so the API server calls the webhook for this edit, but not for later edits."""
     document = "{team-a: {quota: {M40: 1}}}"
     answer = edited(None, object=config_map(document, **after), old_object=config_map(document, **before))
     assert list(answer.warnings) == [NOT_CHECKED] * told
@@ -179,7 +179,7 @@ def no_node(model: str, near: str = "nodes have M40, P100") -> str:
     return f"no node has GPU model {model} in label {MODEL}; {near}"
 
 
-# Tests of reviews that anybody may have sent, because the webhook runs without --client-ca
+# Tests of reviews that anybody may have sent. They are possible if the webhook runs without --client-ca.
 
 
 def test_an_unknown_caller_learns_nothing_of_a_namespace_and_logs_no_edit() -> None:

@@ -48,7 +48,7 @@ def test_a_namespace_gets_its_own_quota_or_the_default_one(
     assert quota.for_namespace(namespace) == applies
 
 
-# Tests of the text in which figures are shown
+# Tests of how figures are written in texts
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_whole_card_takes_its_part_of_a_limit_of_memory(charge: Charge, limit:
 
 @given(CHARGES, LIMITS)
 def test_a_cards_memory_is_never_counted_too_low(charge: Charge, limit: Limit) -> None:
-    """The memory of all whole cards of a model is rounded up once, so a charge is at most 1 MiB too high."""
+    """The memory of all whole cards of a model is rounded up once. So a charge is at most 1 MiB too high."""
     if limit.memory is None or limit.cores == 0:
         return
     exact = charge.memory + Fraction(charge.card_memory * limit.memory, limit.cores)
@@ -100,7 +100,7 @@ def test_a_cards_memory_is_never_counted_too_low(charge: Charge, limit: Limit) -
 
 @given(st.integers(1, 50), st.integers(1, 10**9))
 def test_as_many_exclusive_cards_fit_as_the_limit_has(count: int, memory: int) -> None:
-    """The memory of cards is rounded up. Even so, the last card must fit within the limit of memory."""
+    """The memory of cards is rounded up, but the last card must still fit the limit on memory."""
     card, limit = Charge(100, 0, 100), Limit(count * 100, memory)
     used = Charge(100 * (count - 1), 0, 100 * (count - 1))
     assert fits(limit, used, card)
@@ -153,7 +153,7 @@ def test_charges_add_up_in_any_order_and_a_peak_is_never_below_either(a: Charge,
 
 @pytest.mark.parametrize("field", Charge.__struct_fields__)
 def test_no_arithmetic_drops_an_amount_of_a_charge(field: str) -> None:
-    """The fields are read from the class, so a new amount that some operation drops fails this test."""
+    """The test reads the fields from the class. So it fails if a new amount is added that some operation drops."""
     one, three, five = (Charge(**{field: amount}) for amount in (1, 3, 5))
     assert one + one + one == three == one * 3 == five.mean(2) == one.peak(three) == three.minimum(five)
     assert five - one - one == three == total([one, one, one])
@@ -199,7 +199,7 @@ def test_free_cards_are_reported_with_reservations(usage: Usage, told: str) -> N
 # Tests of rejections
 
 
-# A Charge is immutable, so it can be a default value without harm.
+# A Charge is immutable, so it may be a default value.
 def shortage(limit: Limit, used: Charge, asked: Charge, pending: Charge = Charge()) -> Shortage:  # noqa: B008
     return Shortage("M40", asked, Usage(used, pending), limit)
 
@@ -233,8 +233,9 @@ CARD, SOME_PENDING = Charge(100, 0, 100), Usage(Charge(20, 900), Charge(0, 400))
 def test_a_shortage_of_memory_is_reported_with_its_figures(
     cores: int, used: Usage, asked: Charge, figures: str, end: str
 ) -> None:
-    """The requested figure is the increase of the rounded total, so that the figures add up. With a limit of 1000 MiB
-    for three cards, the first card takes 334 MiB and the second 333 MiB.
+    """The requested figure is the increase of the rounded total, so that figures add up.
+
+    Three cards have a limit of 1000 MiB: the first takes 334 MiB, the second 333 MiB.
     """
     short = Shortage("M40", asked, used, Limit(cores, 1000))
     sentence = f"memory of M40 in namespace team-a, requested: {figures}, limited: 1000, {end}"
@@ -243,7 +244,7 @@ def test_a_shortage_of_memory_is_reported_with_its_figures(
 
 @given(LIMITS, CHARGES, CHARGES)
 def test_a_rejection_says_how_much_more_is_needed(limit: Limit, used: Charge, asked: Charge) -> None:
-    """The amount must be exact. If the text says "can never fit", the pod must not fit even into an unused quota."""
+    """The amount must be exact. If the text says "can never fit", the pod must not fit even while nothing is used."""
     if fits(limit, used, asked):
         return
     short = shortage(limit, used, asked)

@@ -1,4 +1,4 @@
-"""Tests of the warnings about a valid edit of the quota: unknown names, the usage, and missing namespaces."""
+"""Tests of the warnings about a valid edit of the quota: unknown names, missing namespaces, and the usage."""
 
 from collections.abc import Mapping
 from unittest import mock
@@ -95,7 +95,7 @@ def test_an_edit_is_accepted_although_the_usage_is_not_known(error: VcudaError) 
 
 
 def test_before_a_quota_is_in_force_only_the_usage_is_compared() -> None:
-    """The stored document is malformed, so no quota is in force yet. A correction of the document must be accepted."""
+    """The stored document is malformed, so no quota is in force. The correction of the document must be accepted."""
     assert warnings("team-a: {quota: {M40: 1, X: 1}}", None, team_a=Charge(200)) == [
         f"team-a.quota.M40: the limit is 1 card, but the usage is 2 cards; {TAIL}"
     ]
@@ -109,9 +109,7 @@ def test_a_system_namespace_with_a_quota_gives_a_warning() -> None:
 def test_an_edit_whose_usage_cannot_be_compared_in_time_is_accepted_with_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each ledger is read by its own API call. If the comparison exceeded the API server's timeout, no edit could be
-    stored any more.
-    """
+    """Each ledger is read by an API call. If this took longer than the API server waits, no edit could be stored."""
     monkeypatch.setattr("webhook.review.quota_edit.COMPARING_SECONDS", 0)
     document = "{a: {quota: {M40: 1}}, b: {quota: {M40: 1}}}"
     answer = edited(document, ledgers=Used(a=Charge(200), b=Charge(200)))
@@ -122,7 +120,7 @@ def test_an_edit_whose_usage_cannot_be_compared_in_time_is_accepted_with_a_warni
 
 
 class Slow(Used):
-    """Test ledgers in which the ledger of namespace slow never answers, so each read of it takes all of its time."""
+    """Ledgers whose entry for namespace slow never answers. Each read of it takes all the time that it may take."""
 
     async def usage(self, namespace: str, seconds: float | None = None) -> Mapping[str, Usage]:
         if namespace != "slow":
@@ -133,7 +131,7 @@ class Slow(Used):
 
 
 def test_a_ledger_that_does_not_answer_delays_no_edit_and_the_others_are_compared() -> None:
-    """A tenant can make the read of its ledger slow. Only the warning about its own namespace is lost."""
+    """A tenant can make the read of its own ledger slow. Only the warning about its namespace is then missing."""
     answer = edited("{slow: {quota: {M40: 1}}, b: {quota: {M40: 1}}}", ledgers=Slow(b=Charge(200)))
     assert answer.warnings == [
         "slow: the quota was not compared with the current usage: the ledger could not be read in time",
@@ -142,8 +140,9 @@ def test_a_ledger_that_does_not_answer_delays_no_edit_and_the_others_are_compare
 
 
 def test_warnings_about_nodes_use_the_edited_rows_of_models() -> None:
-    """By the edited gpu_models, product M40 of a node belongs to model Tesla. Field `cards` of Tesla has no effect,
-    because a DeviceClass offers devices as nvidia.com/gpu.
+    """By the edited gpu_models, a node's product M40 belongs to model Tesla.
+
+    A DeviceClass offers nvidia.com/gpu, so `cards` in the row of Tesla has no effect.
     """
     whole = Devices(classes={"gpu.nvidia.com": ClassFacts(extended_resource="nvidia.com/gpu")})
     claims = ClaimPolicy.of(whole, NODES.model_of, Quota(), BUILT_IN)
@@ -156,7 +155,7 @@ def test_warnings_about_nodes_use_the_edited_rows_of_models() -> None:
 
 
 def test_an_edit_that_renames_the_model_of_nodes_names_the_new_model() -> None:
-    """The entry "*" was written before the edit. It would then limit no node's model any more."""
+    """The entry "*" was in the quota before the edit. After the edit, it would limit no node's model any more."""
     before = NODES.named_by(CardModels({"Tesla": ProductRow(("M*",))}))
     written = config_map('{"*": {quota: {Tesla: 1, P100: 1}}}', "{Maxwell: ['M*']}")
     answer = edited(None, PolicySnapshot(Quota({}, NamespaceQuota({"Tesla": Limit(100)})), before), object=written)
@@ -228,7 +227,7 @@ def test_lost_entries_and_raised_limits_are_the_first_of_many_warnings() -> None
 
 
 def test_only_as_many_unknown_models_as_are_shown_are_compared_with_the_known_models() -> None:
-    """An edit may name ten thousand unknown models. To compare all of them would take seconds."""
+    """An edit may name ten thousand unknown models. A comparison of all of them would take seconds."""
     models = ", ".join(f"M4{number}: 1" for number in range(1, 500))
     with mock.patch.object(quota_edit, "nearest", return_value="did you mean M40?") as nearest:
         warnings(f"team-a: {{quota: {{{models}}}}}")

@@ -1,4 +1,4 @@
-"""Property tests of any text as a quota document: it is read back as written, or its faults are reported."""
+"""Property tests of any text as a quota document: it is either read back as written, or its faults are reported."""
 
 import json
 import random
@@ -62,7 +62,7 @@ def test_no_depth_of_nesting_crashes(opening: str) -> None:
 
 
 def bomb(mapping: str) -> str:
-    """Return ten lines of YAML. Each has ten aliases of the line above, so the last has a thousand million entries."""
+    """Return ten lines of YAML, each with ten aliases of the line before. The last has a thousand million entries."""
     names = [f"a{n}" for n in range(10)]
     lines = (mapping.format(this=b, above=",".join(10 * [f"*{a}"])) for a, b in pairwise(names))
     return "a0: &a0 {x: 1}\n" + "\n".join(lines)

@@ -10,7 +10,7 @@ RUN = MANIFESTS.parent / "tests" / "real" / "run"
 
 
 def test_a_machine_that_cannot_run_a_node_is_told_why_in_one_line(tmp_path: Path) -> None:
-    """With this PATH, the script finds no containerd, also on a machine that has it."""
+    """The script finds no containerd in this PATH, even on a machine that has it."""
     for program in ("bash", "dirname", "id"):
         (tmp_path / program).symlink_to(str(shutil.which(program)))
     done = subprocess.run((RUN,), env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False, timeout=30)

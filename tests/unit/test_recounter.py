@@ -44,7 +44,7 @@ def test_a_correct_ledger_is_not_written(api: ApiDouble, replica: Replica, ledge
 def test_a_model_that_tenants_invent_is_in_no_ledger_and_report_until_a_quota_names_it(
     api: ApiDouble, replica: Replica
 ) -> None:
-    """The number of names that tenants can invent has no bound. An edit of the quota changes what is counted."""
+    """Tenants can invent any number of names. An edit of the quota decides which models are counted."""
     invented = [
         {**stored_pod(CARD, f"uid-{name}", affinity=held_to(name)), "metadata": {"uid": f"uid-{name}", "name": name}}
         for name in ("invented-1", "invented-2")
@@ -65,7 +65,7 @@ def test_a_model_that_tenants_invent_is_in_no_ledger_and_report_until_a_quota_na
 def test_lost_devices_are_forgotten_only_after_the_longest_grace_period_in_the_ledger(
     api: ApiDouble, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A resync and the report of a lost ledger look at the claims, too. They must not assume the default period."""
+    """A resync and the report of a lost ledger also read the claims. They must not assume the default grace period."""
     recounting = Recounting(api, replica, Ledger({}, COUNTED, claim_grace=600), stored_pod(CARD))
     graces = []
     monkeypatch.setattr(
@@ -85,7 +85,7 @@ def test_lost_devices_are_forgotten_only_after_the_longest_grace_period_in_the_l
 
 
 def test_a_ledger_that_is_about_to_be_recounted_is_no_drift(api: ApiDouble, replica: Replica) -> None:
-    """A ledger that is queued for recounting may differ because of a recent event."""
+    """A ledger that waits for a recount may differ from the stored objects because of a recent event."""
     recounting = Recounting(api, replica, Ledger({"M40": TWO}, COUNTED), stored_pod(CARD))
     recounting.recounter.queue.add("team-a")
     assert recounting.resync() == []
@@ -106,14 +106,14 @@ def test_if_the_watch_is_older_than_the_count_the_pods_are_listed(api: ApiDouble
 
 @pytest.fixture
 def recounting(api: ApiDouble, replica: Replica) -> Recounting:
-    """Return a recounter with one outdated ledger. The namespace of the ledger is queued for recounting."""
+    """Return a recounter whose namespace has an outdated ledger and is queued for a recount."""
     recounting = Recounting(api, replica, Ledger({"M40": ONE}))
     recounting.recounter.queue.add("team-a")
     return recounting
 
 
 def overtake(api: ApiDouble, replica: Replica, times: int) -> list[str]:
-    """Let the replica charge a pod before each of the next ``times`` writes, which then conflict. Return the uids."""
+    """Make the next ``times`` writes conflict: a replica charges a pod before each. Return the pods' uids."""
     left = iter(uids := [f"uid-{number}" for number in range(times)])
 
     def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
@@ -133,9 +133,7 @@ def overtake(api: ApiDouble, replica: Replica, times: int) -> list[str]:
 def test_recounting_after_a_conflict_is_retried_at_once_and_then_gives_others_a_turn(
     api: ApiDouble, replica: Replica, other: Replica, recounting: Recounting, times: int
 ) -> None:
-    """Charges that replicas add during the conflicts stay in the ledger. The charges of deleted pods are released in
-    the namespace's next turn.
-    """
+    """Charges that replicas add during the conflicts stay in the ledger. Charges of deleted pods are released later."""
     uids = overtake(api, other, times)
     recounting.run()
     assert recounting.counted("seconds_count") == (1 if times < MAX_ATTEMPTS else 2)

@@ -1,4 +1,4 @@
-"""Tests that the recounter needs proof before it releases a charge, deletes a ledger, or uses a count."""
+"""Tests of the proof that the recounter needs before it releases a charge, deletes a ledger, or uses a count."""
 
 import pytest
 
@@ -17,8 +17,6 @@ ENDS_SECONDS = STORABLE_SECONDS + RESERVATION_SECONDS + MARGIN_SECONDS
 """A ledger is deleted after its limit or its namespace has been missing for this many seconds."""
 
 
-# Tests that the recounter needs proof before it releases a charge, deletes a ledger, or uses a count
-
 MALFORMED = "team-a: {quota: {M40: four}}"
 
 
@@ -36,7 +34,7 @@ def test_an_overdue_charge_is_kept_only_if_a_list_has_the_pod_that_the_watch_lac
 
 
 def test_a_charge_that_no_watch_has_seen_stored_for_5_s_is_reported(api: ApiDouble, replica: Replica) -> None:
-    """Without an event, the recounter takes another turn at this moment."""
+    """No event tells the recounter of the moment, so it plans another turn."""
     recounting = Recounting(api, replica, PENDING)
     recounting.take_turn()
     recounting.later(4)
@@ -57,7 +55,7 @@ def test_a_ledger_without_a_limit_stays_while_a_pod_may_still_be_stored(api: Api
 def test_charges_are_recounted_even_if_the_document_was_malformed_from_the_start(
     api: ApiDouble, replica: Replica
 ) -> None:
-    """Replicas may still use an earlier valid document, and charge pods by it."""
+    """Replicas may still use an earlier valid document, by which they charge pods."""
     ledger = Ledger({"M40": Charge(400, 0, 400)}, COUNTED, {"uid-1": Pending("M40", ONE)})
     Recounting(api, replica, ledger, stored_pod(CARD, "uid-1"), document=MALFORMED).recount()
     recounted = replica.store.read("team-a").ledger
@@ -83,7 +81,7 @@ BOUND = stored_pod(CARD, "uid-1", nodeName="gpu-1", terminationGracePeriodSecond
 
 
 def test_a_pod_deleted_by_force_stays_charged_through_a_change_of_leader(api: ApiDouble, replica: Replica) -> None:
-    """The next leader has never seen this pod. It measures on its own clock how long the charge stays terminating."""
+    """The next leader has never seen the pod. It measures by its own clock how long the charge stays."""
     first = Recounting(api, replica, Ledger({"M40": ONE}, COUNTED), BOUND)
     first.recount()
     api.remove(POD)
@@ -115,7 +113,7 @@ def test_a_pod_deleted_without_a_watch_stays_charged_for_30_s(api: ApiDouble, re
 
 
 def test_ledgers_without_a_limit_have_their_own_turns(api: ApiDouble, replica: Replica) -> None:
-    """If many namespaces are deleted together, the recounting of other ledgers must not be delayed."""
+    """The deletion of many namespaces together must not delay the recounts of other ledgers."""
     recounting = Recounting(api, replica, Ledger({}, COUNTED), gone=True)
     recounting.recounter.reconciler.turn("team-a")
     assert (LEDGER in api.objects, recounting.recounter.unlimited.queue.next()) == (True, "team-a")
@@ -129,8 +127,9 @@ def test_ledgers_without_a_limit_have_their_own_turns(api: ApiDouble, replica: R
 def test_an_empty_ledger_is_deleted_without_a_list_even_if_it_is_newer_than_the_watches(
     api: ApiDouble, replica: Replica, gone: bool
 ) -> None:
-    """Thousands of ledgers may be deleted at once, so each deletion must be cheap. The ConfigMap that shows that the
-    namespace had a ledger is deleted too.
+    """Thousands of ledgers may be deleted at once, so each deletion must be cheap.
+
+    The mark that there was a ledger is deleted too.
     """
     recounting = Recounting(api, replica, Ledger({}, FAR), document=NOBODY, gone=gone)
     recounting.recount()
@@ -150,7 +149,7 @@ def test_a_limit_that_is_restored_in_time_keeps_the_ledger(api: ApiDouble, repli
 
 
 def test_a_ledger_with_charges_is_counted_by_a_list_before_its_deletion(api: ApiDouble, replica: Replica) -> None:
-    """A pod that no watch saw may still run. If the limit is restored later, the ledger must charge this pod."""
+    """A pod that no watch saw may still run. If the limit is restored later, the ledger must charge the pod."""
     recounting = Recounting(api, replica, Ledger({"M40": ONE}, LISTED), document=NOBODY)
     for name in ("some", "other"):
         api.store(f"/api/v1/namespaces/team-b/pods/{name}", {"metadata": {"name": name}})
@@ -161,7 +160,7 @@ def test_a_ledger_with_charges_is_counted_by_a_list_before_its_deletion(api: Api
 def test_the_ledger_of_a_deleted_namespace_is_deleted_when_nothing_is_pending_or_may_run(
     api: ApiDouble, replica: Replica
 ) -> None:
-    """A namespace that the watch lacks may still exist, because the watch may lag."""
+    """A namespace that the watch does not show may still exist, because the watch may be late."""
     recounting = Recounting(
         api, replica, Ledger({}, COUNTED, {"uid-1": Pending("M40", ONE)}, {"uid-2": RAN}), gone=True
     )

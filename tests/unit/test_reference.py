@@ -65,7 +65,7 @@ def test_the_page_equals_the_generated_one(rendered: str) -> None:
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=[leaf.name for leaf in LEAVES])
 def test_every_flag_that_help_shows_is_in_the_page_with_its_variable(leaf: flags.Leaf, rendered: str) -> None:
-    """docs/reference.md is generated from other data than the printed --help, so the two may differ."""
+    """docs/reference.md is generated from other data than the output of --help, so the two could differ."""
     section = rendered.partition(f"### {leaf.name}\n")[2].partition("\n### ")[0]
     shown = CliRunner().invoke(leaf.command, ["--help"])
     options = shown.output.partition("\nOptions:\n")[2]

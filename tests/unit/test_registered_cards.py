@@ -1,4 +1,4 @@
-"""Tests of charges on nodes with a register (an annotation that lists the cards)."""
+"""Tests of charges on nodes with a register (a node annotation that lists the cards)."""
 
 import json
 from typing import Any
@@ -34,7 +34,7 @@ def configured(models: str = "", schemes: str = "") -> GpuResources:
 
 
 def nodes_with(*cards: Card, scheme: str = HAMI.name, named: GpuResources = BUILT_IN) -> Nodes:
-    """Return two T4 nodes. One has an annotation that lists these cards (a register), and the other has none."""
+    """Return two T4 nodes, one with a register (an annotation) of these cards, and one without a register."""
     labels = {name: {MODEL: "T4"} for name in ("registered", "plain")}
     return Nodes.of(labels, LABELS, {"registered": {scheme: tuple(cards)}}, named.models)
 
@@ -83,8 +83,8 @@ def test_a_share_is_charged_by_its_part_of_the_registered_cards_memory(
     a_stated_memory=configured("{T4: {memory: 8Gi}}", "{hami: {default_cores: memory}}"),
 )
 def test_registers_that_change_no_charge_leave_the_resources_as_they_are(known: GpuResources) -> None:
-    """If each new register led to a new GpuResources object, the controller
-    would LIST all pods again.
+    """A new GpuResources object makes the controller LIST all pods again, so a register must not lead to one without
+    need.
     """
     assert known.with_registered(nodes_with(SMALL).registered_cards) is known
 

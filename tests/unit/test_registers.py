@@ -22,7 +22,7 @@ OURS = [
 
 
 def as_hami(cards: list[Card]) -> str:
-    """Return the register as HAMi writes it from version 2.8 on: without fields that are zero or false."""
+    """Return the register as HAMi writes it since version 2.8: without fields that are zero or false."""
     modes: dict[bool, dict[str, Any]] = {
         True: {"mode": "mig", "migProfiles": [{"name": "1g.5gb"}]},
         False: {"mode": "hami-core"},
@@ -105,7 +105,7 @@ def test_any_text_is_a_register_or_an_error(text: str) -> None:
 
 
 def test_a_malformed_register_is_reported_once_and_ignored_until_it_is_corrected(api: ApiDouble) -> None:
-    """The Node object changes every few seconds. The register is parsed again only if its text has changed."""
+    """A Node object changes every few seconds. Its register is parsed again only if the register's text has changed."""
     watch, path = NodeInformer(api.kube, LABELS), "/api/v1/nodes/gpu-1"
 
     def heard(text: str, beat: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The check that the API server has the webhooks and policies of the manifests, and applies them."""
+"""Tests of the check that the API server has the webhooks and policies of the manifests, and applies them."""
 
 import base64
 import json
@@ -46,7 +46,7 @@ Json = dict[str, Any]
 
 
 class Registered(ApiDouble):
-    """An API server with every object that the manifests declare. ``changes``: how often a change was announced."""
+    """An API server with all objects that the manifests declare. ``changes`` counts the announced changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ def policies_of_the_chart() -> list[Json]:
 
 
 def test_policies_with_the_names_of_an_installation_are_as_declared(api: Registered) -> None:
-    """The chart may rename the namespaces and the quota ConfigMap. An administrator may lower the bound of seconds."""
+    """The chart may rename the namespaces and the quota ConfigMap. An administrator may lower the bound on seconds."""
     for path in (OF_MUTATING, OF_VALIDATING):
         text = json.dumps(api.objects[path]).replace("vcuda-quota-ledgers", "ledgers")
         for form in ("kube-system, {},", '"kube-system", "{}",'):
@@ -243,7 +243,7 @@ def test_policies_with_the_names_of_an_installation_are_as_declared(api: Registe
 
 
 def test_a_policy_that_leaves_out_another_namespace_is_reported(api: Registered) -> None:
-    """The name of another namespace stands in place of the ledgers'."""
+    """The policy has the name of another namespace where it should have the namespace of the ledgers."""
     path = OF_POLICY.replace("ledgers", "allocations")
     text = json.dumps(api.objects[path]).replace("vcuda-quota-ledgers", "team-a")
     api.objects[path] = json.loads(text)

@@ -1,4 +1,4 @@
-"""Tests of the search for rejected workloads: by conditions and Events, and by how many pods they lack."""
+"""Tests of the search for rejected workloads, by their conditions, by Events, and by how many pods they lack."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -91,7 +91,7 @@ def test_an_event_leads_to_an_owner_in_its_namespace_or_to_none(api: ApiDouble, 
     "bad", [{"spec": {"replicas": "many"}}, {"status": [1]}, {"metadata": {"name": "bad", "labels": 3}}]
 )
 def test_a_workload_that_cannot_be_decoded_affects_no_other(bad: Mapping[str, Any], api: ApiDouble) -> None:
-    """One valid workload has its rejection in its status conditions, and the other one in an Event."""
+    """Of the two valid workloads, one has its rejection in its status conditions, and the other one in an Event."""
     collections = (REPLICA_SETS.format("team-a"), REJECTED), ("/apis/batch/v1/namespaces/team-a/jobs", JOB)
     for collection, good in collections:
         api.store(f"{collection}/good", {**good, "metadata": {"name": "good"}})

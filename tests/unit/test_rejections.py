@@ -1,4 +1,4 @@
-"""Tests that programs recognize again what the texts of rejections and forecasts say."""
+"""Tests that programs can read the texts of rejections and forecasts."""
 
 import math
 import re
@@ -39,7 +39,7 @@ SHORTAGES = (st.builds(Shortage, MODELS, CHARGES, USAGES, LIMITS) | OF_TOTAL).fi
     of_resource_quota_about_cards=("exceeded quota: q, requested: nvidia.com/gpu=1, used: …", False, False, False),
 )
 def test_the_cause_of_a_rejection_is_read_from_its_text(text: str, shortage: bool, retried: bool, known: bool) -> None:
-    """``known``: the text is recognized as a rejection by this system even without the name of the webhook."""
+    """``known``: whether the text is recognized as this system's rejection even without the name of the webhook."""
     for message in (text, f'pods "a" is forbidden: {text}; more\nlines'):
         assert rejections.reports_shortage(message) is shortage
         assert rejections.may_pass_later(message) is retried
@@ -61,7 +61,7 @@ def test_the_missing_quota_is_read_from_the_text_of_a_rejection(shortages: list[
 
 
 def test_a_rejection_with_a_long_text_of_the_pod_is_read_in_linear_time() -> None:
-    """A search that begins again at each of these phrases would take minutes here."""
+    """A search that began again at each of these phrases would take minutes here."""
     assert [*read_shortages("M40 in namespace team-a, requested: " * 20_000 + "1" * 200_000)] == []
 
 

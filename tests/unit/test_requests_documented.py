@@ -1,6 +1,6 @@
 """Tests that each row of the tables in docs/requests.md is proved by a test.
 
-The names of the tests are listed here, because the page itself is for users.
+The names of these tests are listed here, because the page is for users.
 """
 
 import re
@@ -87,7 +87,7 @@ def page() -> str:
 
 
 def rows() -> list[str]:
-    """Return the rows of the tables that have a column "it is charged", without the leading bar of each row."""
+    """Return the rows of the tables that have a column "it is charged", each without its first bar."""
     lines = page().splitlines()
     found = []
     for at in (at for at, line in enumerate(lines) if HEAD.match(line)):

@@ -1,7 +1,6 @@
 """Tests of the end of a reservation (quota that a replica holds in advance).
 
-The replica or the leader releases it, or its ledger is deleted. There are also tests of writes whose outcome is
-unknown.
+The replica or the leader releases the reservation, or the ledger is deleted. Some writes have an unknown outcome.
 """
 
 from collections.abc import Callable, Iterator
