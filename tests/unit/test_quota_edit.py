@@ -72,7 +72,7 @@ def test_other_objects_are_ignored(fields: dict[str, Any]) -> None:
 
 
 def config_map(document: str | None, models: str = "{}", **labels: str) -> msgspec.Raw:
-    """Return the quota ConfigMap with this document and these `gpu_models`. If there is no document, return JSON null."""
+    """Return the quota ConfigMap with this document and these `gpu_models`; JSON null without a document."""
     metadata = {"name": "gpuquota", "labels": {f"quota.vcuda.io/{key}": value for key, value in labels.items()}}
     data = {"gpu_quota": document, "gpu_models": models}
     return msgspec.Raw(msgspec.json.encode({"metadata": metadata, "data": data} if document else None))
