@@ -61,7 +61,7 @@ class GoneUids:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._in_order: deque[tuple[float, str, str]] = deque()
-        # A deletion may be reported twice. So the reports of each uid are counted, and it is kept until the last is old.
+        # A deletion may be reported twice. So the reports of each uid are counted, and it stays until the last is old.
         self._by_namespace: dict[str, Counter[str]] = {}
 
     def add(self, namespace: str, uid: str) -> None:
