@@ -91,7 +91,7 @@ def _times(one: int | None, other: int | None) -> int | None:
 
 
 def at_once(fields: Mapping[str, object]) -> int | None:
-    """Return how many pods the ``fields`` next to a template state; None if not stated. Raises ValueError."""
+    """Return the number of pods in the ``fields`` next to a template; None if there is no number. Raises ValueError."""
     replicas, hosts = count(fields.get("replicas")), count(fields.get("numOfHosts"))
     if replicas is not None:
         return replicas if hosts is None else replicas * hosts

@@ -120,7 +120,10 @@ def future_times(pod: StoredPod, now: float) -> tuple[str, ...]:
 def find_stale(
     pod: StoredPod, exists: Exists, now: float, timeout: float, seen: float = math.inf
 ) -> tuple[Removal, ...]:
-    """Return what to remove for each vendor whose allocation on the pod is stale. `Case` describes the parameters."""
+    """Return the annotations and labels to remove from the pod, for each vendor whose allocation on the pod is stale.
+
+    `Case` describes the parameters.
+    """
     found = []
     for case in _cases(pod, exists, now, timeout, seen):
         if stale := next((each for each in _stale_by(case) if each.since <= now), None):

@@ -96,7 +96,8 @@ def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = F
     runs = bool(pod.spec.node_name) and not pod.has_ended
     texts = {key if whole_keys else kept: _kept_of(kept, value, runs=runs) for kept, key, value in found}
     annotations, is_cut = {key: text for key, (text, _) in texts.items()}, any(cut for _, cut in texts.values())
-    # Cache vendors only for short lists of keys. Thousands of pods have equal lists, but users can invent long ones.
+    # Cache the result only for short lists of keys. Thousands of pods have equal lists, but users can invent long
+    # lists.
     choose = _schemes_of if len(annotations) + len(labels) <= MAX_KEYS_REMEMBERED else _schemes_of.__wrapped__
     schemes = choose((*annotations,), (*labels,), tuple(each.name for each in asked))
     return Allocation(annotations, labels, schemes, is_cut)

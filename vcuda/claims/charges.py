@@ -300,7 +300,8 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
             known = self._models_of_products[products]
             if known and model not in known:
                 return f"a selector of {path}, which requires a product of another model"
-        # If the pins of a claim exceeded `MAX_PIN_BYTES`, they would not be read. The claim would count as unpinned.
+        # If the pins (selectors for one GPU model) of a claim exceeded `MAX_PIN_BYTES`, they would not be read. The
+        # claim would then count as not limited to a model.
         pins = {*map(self._pins(model).__getitem__, self._unpinned)}
         return None if self.digest.has_room(pins, self._unpinned.total()) else PINS_TOO_LARGE
 

@@ -19,7 +19,7 @@ MAX_PIN_LENGTH = 2048
 """The most characters of a pin, the CEL expression that limits a claim to one GPU model. They are enough for about
 forty products of the model. The API server allows expressions of 10 KiB (CELSelectorExpressionMaxLength)."""
 
-# The MIG profiles in a pin have at most this many characters together.
+# The MIG profiles in a pin (a selector for one GPU model) have at most this many characters together.
 _MAX_PROFILES_LENGTH = 512
 
 # In a regular expression of RE2, the library that CEL uses, a backslash must precede each character of `_SPECIAL`.

@@ -107,7 +107,8 @@ def cards_by_source(
 def by_cloud(labels: Mapping[str, str]) -> Iterator[SourceCards]:
     """Yield the cards that the label of a cloud names, without their number."""
     for key, vendor in CLOUD_LABELS.items():
-        # Clouds differ in letter case, and the names of NVIDIA's products have capital letters: NVIDIA-L4.
+        # Clouds write product names in different letter case. NVIDIA's own names have capital letters, such as
+        # NVIDIA-L4.
         product = normalise(labels.get(key, "")).upper()
         if product and labels.get(vendor, "nvidia").casefold() == "nvidia":
             yield SourceCards(CLOUD, {product: 0})

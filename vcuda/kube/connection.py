@@ -155,7 +155,8 @@ class Sender:
         return found
 
     def _renewed(self, rejected: Mapping[str, str]) -> Mapping[str, str]:
-        # If another thread has already replaced the ``rejected`` credentials, use its result. Otherwise load new ones.
+        # If another thread has already replaced the ``rejected`` credentials, use the new ones. Otherwise load them
+        # here.
         current = self._look()
         return self._look(load=True) if current == rejected else current
 

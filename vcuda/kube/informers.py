@@ -170,7 +170,7 @@ class NodeInformer:
     """Watches the labels, registered cards, GPU capacity and scheduler locks of nodes. Indexes the labels and cards.
 
     ``on_model_change`` is called after the GPU model, the pool or the registered cards of a node change.
-    ``on_offer`` is called after the allocatable amount of an extended resource of a node changes to another than 0.
+    ``on_offer`` is called after a node's allocatable amount of an extended resource changes to a new amount above 0.
     ``resources`` returns the GPU resources, including the table that translates values of the model label to models.
     """
 
@@ -293,7 +293,7 @@ _decode_runtime_class = Decoder(_RuntimeClass).decode
 
 
 class RuntimeClassInformer:
-    """Keeps each RuntimeClass's handler in memory. No bound is needed: only administrators write RuntimeClasses."""
+    """Keeps each RuntimeClass's handler in memory, without a limit: only administrators can write RuntimeClasses."""
 
     def __init__(self, kube: client.Kube) -> None:
         path = "/apis/node.k8s.io/v1/runtimeclasses"

@@ -76,9 +76,9 @@ class Reflector(Generic[T]):
     ``wait`` sleeps for the given seconds, and returns True if the reflector must stop.
     """
 
-    # Like client-go's Reflector, this class lists, watches from the list's version, and lists again after a 410.
-    # The list is read in pages, because a page is bounded in bytes. It changes the store in one step. It includes every
-    # change that the API server had confirmed before the list began.
+    # Like client-go's Reflector, this class lists, watches from the list's version, and lists again after a 410. The
+    # list is read in pages, because a page is bounded in bytes. All its objects are stored in one step. The list
+    # includes every change that the API server had confirmed before the list began.
 
     kube: client.Kube
     path: str

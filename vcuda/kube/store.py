@@ -95,7 +95,7 @@ class Store(Generic[T]):
         return dict(self.unread_objects)  # a copy, because the reflector's thread changes the original
 
     def check_read(self, namespace: str) -> None:
-        """Raise Unavailable if no state of some object in the namespace could be decoded."""
+        """Raise Unavailable if the namespace has an object of which no state could be decoded so far."""
         if unread := [key for key, kept in self.unread().items() if key.namespace == namespace and not kept]:
             raise errors.Unavailable(f"{unread[0].name} cannot be decoded; it may have to be deleted")
 

@@ -161,15 +161,15 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def notice(self) -> str:
-        """The warning for other requests. Most choices need none."""
+        """The warning for a request that is not a dry run; empty if the states of nodes did not affect the choice."""
         return f"pinned to {self.model}: {self.reason}" if self.by_nodes else ""
 
 
 def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ...]:
     """Choose the best option (GPU model) that fits its quota. If no option fits, return the `Shortage` of each option.
 
-    ``options`` must be in the order of ``rule``. The first option is the best of which a node can take the object now.
-    Without such a node, the first option is the best.
+    ``options`` must be in the order of ``rule``. The best option is the first one of which a node can take the object
+    now. If there is no such node, the best option is the first one.
     """
     fitting = [option for option in options if option.has_room]
     if not fitting:

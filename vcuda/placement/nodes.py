@@ -401,7 +401,10 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         return key == self.keys.model and value in self.named.rows
 
     def selected_values(self, key: str, value: str) -> tuple[str, ...]:
-        """Return the label values for which a key and value of a nodeSelector stand."""
+        """Return the label values that a nodeSelector line with this key and value allows.
+
+        If the value is a GPU model's name, these are all label values of the model's nodes.
+        """
         return self.label_values(value) if self.stands_for_model(key, value) else (value,)
 
     @functools.cached_property

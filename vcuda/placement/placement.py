@@ -104,8 +104,11 @@ def reaches(pod: Pod, nodes: Nodes, key: str, values: Iterable[str]) -> bool:
 
 
 def unserved(model: str, request: PodRequest, nodes: Nodes, placing: str | None) -> str:
-    """Return the message that no existing node of a model can serve the pod: a register is missing, or the pod names
-    another scheduler than that of the nodes, ``placing``."""
+    """Return the message that no existing node of a model can serve the pod.
+
+    The cause is a missing register (a vendor's list of the node's cards), or the scheduler that the pod names.
+    ``placing``: the scheduler that places pods on the nodes.
+    """
     if not request.registered:
         other = placing or "another scheduler"
         return f"{model} is excluded, because only {other} places pods on its nodes that the pod may use"

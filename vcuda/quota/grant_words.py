@@ -11,7 +11,7 @@ from vcuda.quota.shortage import Shortage
 
 
 def ending(namespace: str, quota: NamespaceQuota, model: str, used: Charge) -> str | None:
-    """Return a warning if the present usage will exceed the limit when the next grant ends; otherwise None."""
+    """Return a warning if the usage will exceed the limit when a grant (dated addition to it) ends; otherwise None."""
     until = quota.ends(model)
     if math.isinf(until):
         return None
@@ -31,7 +31,7 @@ def ending(namespace: str, quota: NamespaceQuota, model: str, used: Charge) -> s
 
 
 def coming(quota: NamespaceQuota, model: str, moment: float | None) -> str | None:
-    """Return a sentence about the next grant that raises the limit of this model; None if no grant begins."""
+    """Return a message about the next grant (dated addition to a limit) of this model; None if no grant begins."""
     own = (quota.limits if quota.own is None else quota.own).get(model)
     if moment is None or (own is not None and own.blocks):
         return None

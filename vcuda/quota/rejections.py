@@ -17,7 +17,8 @@ _NO_MODEL = "may use no GPU model"
 UNPATCHED = "/mutate was not called, or another webhook ran after it"
 _MUTATE_FAILED = "/mutate failed"
 
-# ResourceQuota writes `requested: cpu=1` after the same first words.
+# Kubernetes' ResourceQuota begins its rejections with the same words, but continues with `requested: cpu=1`. Such a
+# rejection must not match.
 _SHORTAGE = rf"(?:{OVER_QUOTA}: (?![^,]{{1,253}}, requested: [^ ,=]{{1,253}}=)|{_NEVER_FITS}: )"
 # The name of the webhook identifies a rejection. If the webhook was renamed, the reason's first words identify it.
 _REJECTION = re.compile(
@@ -94,10 +95,10 @@ NO_QUOTA = "not enough quota"
 
 
 def passed_over(model: str, obstacle: str) -> str:
-    """Return the part of the reason for a choice that says why another model was not chosen."""
+    """Return the part of a message about the chosen GPU model that says why another model was not chosen."""
     return f"{model} ({obstacle})"
 
 
 def lacks_node(model: str, reason: str) -> bool:
-    """Return whether the reason for a choice says that ``model`` was passed over although it has enough quota."""
+    """Return whether a message about the chosen model says that ``model`` had enough quota, but no suitable node."""
     return passed_over(model, "")[:-1] in reason and passed_over(model, NO_QUOTA) not in reason

@@ -30,12 +30,12 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def rests_on_reserved(self) -> bool:
-        """True if the request would fit if the webhook replicas had reserved no quota."""
+        """True if the request does not fit only because webhook replicas have reserved quota."""
         return fits(self.limit, self.usage.in_use, self.asked)
 
     @property
     def rests_on_pending(self) -> bool:
-        """True if the request would fit if there were no pending charges and no reserved quota."""
+        """True if the request would fit without the pending charges and without reserved quota."""
         return fits(self.limit, self.usage.in_use - self.usage.pending, self.asked)
 
     @property
