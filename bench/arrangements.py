@@ -2,8 +2,8 @@
 
 While one arrangement is measured, the webhooks of all others are neither running nor registered. Even webhooks whose
 selectors match no pod cost the API server CPU: fourteen such webhooks add a fifth to the CPU per pod. The controller
-and the policies of vcuda quota are active only while its own webhook is measured. So the CPU that they cause is in no
-other arrangement's figures.
+and the policies of vcuda quota are active only while its own webhook is measured. So the figures of other arrangements
+do not include the CPU that the controller and the policies cause.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ OF_CLAIMS = (CLAIMS_NONE, CLAIMS_OURS)
 IN_GO = (GO_IDLE, GO_PIN)
 
 LIMIT = {"quota": {"M40": 100_000, "P100": 100_000, "A100": 100_000}}
-"""The quota of a namespace. It is so large that no measurement uses it up."""
+"""The quota of a namespace, in cards. No measurement uses it up."""
 
 TIGHT_LIMIT = {"quota": {"M40": 6}}
-"""The quota of a namespace, in cards. 60 pods of the benchmark use it up."""
+"""A small quota of a namespace, in cards. 60 pods of the benchmark use it up."""
 
 STORED_OF_TIGHT = 48
-"""The maximum number of stored pods in a namespace with the quota `TIGHT_LIMIT`, which admits 60 pods. So the webhook
-rejects a pod only if the charges of deleted pods are not released yet."""
+"""The maximum number of stored pods in a namespace with the quota `TIGHT_LIMIT`, which admits 60 pods. So a rejection
+means that charges of deleted pods are not released yet."""
 
 
 class Arranged(NamedTuple):

@@ -1,6 +1,7 @@
 """Measures the CPU time in which the controller finds the GPU models of 5,000 nodes.
 
-The CPU time is measured for two cases: the controller's leader starts, and HAMi changes annotations of all nodes.
+The CPU time is measured in two cases: after the controller's leader has started, and while HAMi changes annotations of
+all nodes.
 
 ``python -m bench discover`` prints the measured values next to a target value, and checks nothing.
 """

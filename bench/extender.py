@@ -1,9 +1,9 @@
 """Measures how long the scheduler extender takes to place a pod on one of 1,000 nodes with eight cards each.
 
-The nodes have 20,000 pods already, which are only in the extender's cache. The new pods are stored in a real API
-server, and each placement is one write, as in a cluster. Like kube-scheduler, the requests have only the nodes' names.
-``python -m bench.extender`` prints the measured values next to a target, and checks nothing. On a busy machine, only
-the CPU times are reliable.
+20,000 pods already use cards of the nodes. These pods are only in the extender's cache. The new pods are stored in a
+real API server, and each placement is one write, as in a cluster. As from kube-scheduler, the requests have only the
+names of the nodes. ``python -m bench.extender`` prints the measured values next to a target, and checks nothing. On a
+busy machine, only the CPU times are reliable.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def filled() -> tuple[CardCache, list[str]]:
 
 
 def placed(manifest: Json, node: str, cache: CardCache) -> JournalEntry:
-    """Allocate cards of this node to the pod, and return the record of the allocated cards."""
+    """Allocate cards of this node to the pod, and return the pod's entry in the journal of the node."""
     request = read_card_request(view(manifest))
     assert isinstance(request, CardRequest)
     cards = cache.node_without(node, ())

@@ -30,7 +30,7 @@ CARDS, PODS = 4, 40
 """The quota of a namespace in cards, and the number of pods that use it up. A pod requests a tenth of a card."""
 CLIENTS = 16
 CHURN_SECONDS = 5.0
-"""Seconds for which pods are created and deleted at the limit, before the leader ends, and afterwards."""
+"""Seconds for which pods are created and deleted at the limit: first before the leader ends, and then after its end."""
 MAX_SECONDS = 180.0
 PAUSE_SECONDS = 0.05
 KILLED, STOPPED = "killed", "stopped"
@@ -48,7 +48,7 @@ class Failover(msgspec.Struct, frozen=True):
 
 
 class Round(NamedTuple):
-    """The controllers of a round, and how the leader ends."""
+    """One round of the benchmark: its two controllers, and how the leader is ended."""
 
     leader: ControllerProcess
     standby: ControllerProcess
@@ -56,7 +56,8 @@ class Round(NamedTuple):
 
 
 class Churn:
-    """Clients that keep every namespace at its limit. While `deletes` is set, a rejected client deletes a pod first."""
+    """Clients that keep every namespace at its limit. While `deletes` is set, a client deletes a pod after a
+    rejection."""
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
@@ -129,7 +130,7 @@ def main(*, rounds: int, seconds: float, output: str) -> None:
 
 
 def run(rounds: int, seconds: float) -> dict[str, list[Failover]]:
-    """Return what clients saw in each round, by the way in which the leader ended."""
+    """Return the delays of every round, by the way in which the leader was ended."""
     results: dict[str, list[Failover]] = {KILLED: [], STOPPED: []}
     with running_plane() as plane, ExitStack() as stack:
         prepare(plane, stack)
@@ -174,7 +175,7 @@ def await_standby(standby: ControllerProcess) -> None:
 
 
 def measure(churn: Churn, controllers: Round, seconds: float) -> Failover:
-    """End the leader under load. Return what the clients saw until the whole limit was in use again."""
+    """End the leader under load. Return the delays until the whole limit was in use again."""
     churn.deletes.set()
     time.sleep(seconds)
     if controllers.end == KILLED:

@@ -57,7 +57,7 @@ def figures_of(result: load.Result, cpu_seconds: Mapping[str, float]) -> Figures
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
-    """Return the median of each value over the rounds. Rejections are added up, so that a single one is visible.
+    """Return the median of each value over the rounds. Rejections are added up, so that even one rejection is visible.
 
     The median for each program is computed separately. So these medians may not add up to ``cpu_ms_per_pod``.
     """

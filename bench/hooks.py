@@ -61,13 +61,15 @@ def _client_config(url: str, ca: Path) -> Json:
 
 
 def policies() -> list[Json]:
-    """Return vcuda quota's policies and their bindings. When the last policy is in effect, it rejects the `PROBE`."""
+    """Return vcuda quota's policies and their bindings. The last policy rejects the ConfigMap named `PROBE`, which
+    shows that the policies are in effect."""
     return sorted(manifests(*POLICIES), key=lambda each: each["metadata"]["name"] == PROBED)
 
 
 @contextmanager
 def policies_in_effect(cluster: Cluster, namespace: str) -> Iterator[None]:
-    """Create vcuda quota's policies, wait until they apply in this namespace, and delete them after the block."""
+    """Create vcuda quota's policies, and wait until they apply in this namespace. At the end of the ``with`` block,
+    delete them."""
     stored = policies()
     for manifest in stored:
         cluster.create(manifest)

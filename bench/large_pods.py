@@ -3,9 +3,9 @@
 While the webhook decides about a large pod, small pods are reviewed, one every millisecond. For each kind of large pod,
 the first table has the size of its review, the time until its answer, and the time until the answers to the small
 reviews. The column "CPU ms a MiB" is the CPU time of one large review per MiB, without small reviews. The last column
-is the maximum CPU time during a small review, which other programs on the machine do not affect. The second table has
-the CPU time of one review by its size. It shows how large a review may be before a thread must decide it instead of the
-event loop (`LARGE_REVIEW`).
+is the maximum CPU time during a small review. Other programs on the machine do not affect this time. The second table
+has the CPU time of one review by its size. It shows how large a review may be before a thread must decide it instead of
+the event loop (`LARGE_REVIEW`).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Result(NamedTuple):
     ``p50``, ``p99``: percentiles of the latency of these answers, in milliseconds.
     ``wanted``: the number of answers with the wanted status.
     ``rejected``: the number of answers with another status.
-    ``releasing``: the number of answers, which ``rejected`` includes, that say that quota is being released.
+    ``releasing``: the number of rejected answers that say that quota is being released.
     ``deleted``: the number of objects that were deleted during the load.
     """
 

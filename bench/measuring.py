@@ -35,7 +35,7 @@ from vcuda.quota.model import total
 CONNECTIONS = 16
 WARM_UP_SECONDS = 0.3
 STEADY_SECONDS = 1.5
-"""Seconds within which the controller counts a new pod in the ledger of its namespace, and publishes the new usage."""
+"""Within this many seconds, the controller counts a new pod in the ledger of its namespace, and publishes the usage."""
 
 PATIENCE = 60.0
 """The maximum number of seconds to wait until the ledgers count all created pods, or until all charges are released."""
@@ -141,7 +141,7 @@ def shares(processes: Mapping[str, Sequence[int]]) -> float:
 
 
 def await_ledgers(plane: Plane, namespaces: Sequence[str], wanted: Callable[[list[Ledger]], bool]) -> None:
-    """Watch the ledgers of these namespaces until ``wanted`` is true. Polls would cost the API server more CPU."""
+    """Watch the ledgers of these namespaces until ``wanted`` is true. Polling would cost the API server more CPU."""
     path = f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps"
     owners = f"quota.vcuda.io/ledger-of in ({','.join(namespaces)})"
     plane.cluster.await_collection(

@@ -1,6 +1,6 @@
 """Compares how many /mutate requests per second vcuda quota's webhook and a webhook that does nothing can answer.
 
-Both webhooks have the same settings, and get load in turn in the same run.
+Both webhooks have the same settings. In one run, load is sent to one webhook after the other.
 """
 
 from __future__ import annotations

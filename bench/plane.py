@@ -1,4 +1,4 @@
-"""The control plane that is measured: etcd and kube-apiserver, with some manifests of vcuda quota applied."""
+"""The control plane of the benchmarks: etcd and kube-apiserver, with some manifests of vcuda quota applied."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def create_nodes(cluster: Cluster, models: Sequence[str], each: int) -> None:
 def running_controller(plane: Plane) -> ControllerProcess:
     """Run `vcuda-controller run`. Earlier controllers have released the Lease, so this one soon becomes the leader."""
     # A pod whose generated name is in use is charged but not stored. The controller releases this charge after
-    # --storable-seconds. This time is short, because the benchmark waits until all charges are released.
+    # --storable-seconds. Here --storable-seconds is short, because the benchmark waits until all charges are released.
     return ControllerProcess(
         *("--kubeconfig", plane.kubeconfig("vcuda-controller"), "--status-address", "127.0.0.1:0"),
         *("--system-namespace", SYSTEM_NAMESPACE, "--storable-seconds", "5"),

@@ -32,7 +32,7 @@ from vcuda.cli import FiniteRange, aligned
 T = TypeVar("T")
 
 OF_PODS = 10
-"""Of each group of this number of stored pods, one pod requests a GPU."""
+"""One of this many stored pods requests a GPU."""
 
 CONNECTIONS, BURST_SECONDS = 16, 10.0
 SYNCED_SECONDS = 300.0
@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
     ``key``: the name of the figure in the JSON output.
     ``what``: the name of the figure in the table.
-    ``target``: the wanted value as text; empty if the figure has no target.
+    ``target``: the limit that the value should meet, as text; empty if the figure has none.
     """
 
     key: str
@@ -341,7 +341,7 @@ def burst(plane: Plane, namespace: str, url: str, seconds: float) -> tuple[int, 
 
 @contextmanager
 def largest_ledger(plane: Plane, namespace: str) -> Iterator[list[int]]:
-    """Yield a list to which a thread appends the size of the namespace's ledger in bytes, 20 times a second."""
+    """Yield a list. 20 times a second, a thread appends the size of the namespace's ledger in bytes to it."""
     sizes: list[int] = []
     stop = threading.Event()
 

@@ -25,7 +25,8 @@ A_TRANSACTION = 100
 """The number of objects in one transaction of etcd, which accepts at most 128 operations."""
 
 SHARED = 1
-"""The number of the first ResourceSlice with cards that claims can share. The number determines a slice's driver."""
+"""The number of the first ResourceSlice with cards that claims can share. The number of a slice determines its
+driver."""
 
 CARDS = 8
 SHARE = {"cores": "25", "memory": "1Gi"}

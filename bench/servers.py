@@ -43,7 +43,7 @@ class Server(NamedTuple):
 
     ``url``: the URL of this replica alone.
     ``pid``: the process id of gunicorn's arbiter (main process). Its child, the worker, answers the requests.
-    ``called``: the URL at which the API server calls the webhook. Several replicas may share it.
+    ``called``: the URL at which the API server calls the webhook. Several replicas may share this URL.
     """
 
     url: str
@@ -220,7 +220,7 @@ def _running(serve: Callable[[Queue[str]], None]) -> Iterator[Server]:
 
 
 def _quietly(serve: Callable[[Queue[str]], None], urls: Queue[str]) -> None:
-    """Run a webhook server that logs to /dev/null. The CPU time for writing the log is measured, too."""
+    """Run a webhook server that logs to /dev/null. So the measured CPU time includes the time to write the log."""
     with Path("/dev/null").open("w") as nowhere:
         sys.stdout = nowhere
         configure_batched("info")

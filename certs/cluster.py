@@ -92,7 +92,7 @@ class ClusterStore:
         """Return a problem for each missing webhook configuration and policy. ``found``: the state that was read.
 
         Return none if a labelled webhook configuration calls the Service without a declaration of its webhooks. Its
-        owner then decides what is registered. The report itself has the problems of the configurations that exist.
+        owner then decides what is registered. Problems of existing configurations are reported elsewhere.
         """
         if any(each.hooks and not each.declared and not each.read_only for each in found.configurations):
             return ()
@@ -134,12 +134,12 @@ class ClusterStore:
     def _configurations(
         self, listed: dict[str, list[parsing.Json]], tool: str
     ) -> tuple[tuple[state.Configuration, ...], tuple[str, ...], tuple[state.Problem, ...]]:
-        """Return the webhook configurations of this rotation, messages about webhooks that it ignores, and problems.
+        """Return the webhook configurations of this rotation, messages about ignored webhooks, and problems.
 
         ``tool``: the other tool that manages the serving Secret; empty if vcuda-certs manages the Secret. If one
         tool manages the serving Secret, and another tool manages the caBundles, this is a problem.
         """
-        # Configurations without the label are read too. If their webhooks call the Service, a new CA could break calls.
+        # Configurations without the label are read too. If they call the Service, a new CA could break these calls.
         ours: list[state.Configuration] = []
         left: list[str] = []
         mixed: list[state.Problem] = []

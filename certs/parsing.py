@@ -72,7 +72,7 @@ def write_certificates(certificates: state.Certificates) -> bytes:
 
 
 def read_authority(certificate: bytes, key: bytes, name: str) -> Signed:
-    """Return the first certificate, which must be a CA's, with its key. Raises UnusablePair. Other text is ignored."""
+    """Return the first certificate in the PEM, which must be a CA's, with its key. Raises UnusablePair."""
     pair = _read_pair(certificate, key, name)
     if not is_authority(pair.certificate):
         raise UnusablePair(f"{name}.crt is not the certificate of a CA")

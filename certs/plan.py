@@ -74,7 +74,7 @@ def others(state: states.State, now: datetime) -> list[states.DialledEndpoint]:
 
 
 def may_work(state: states.State, now: datetime) -> bool:
-    """Return True if calls may succeed: a caBundle trusts a ready endpoint's certificate, or its dial failed."""
+    """Return True if calls may succeed: a caBundle trusts a ready endpoint, or the endpoint could not be dialled."""
     return any(
         endpoint.leaf is None or states.trusts(hook.bundle, endpoint.leaf, now)
         for endpoint in state.ready()
@@ -322,7 +322,7 @@ def _presented_until(state: states.State, now: datetime, policy: RotationPolicy,
     # Return the time until which an API server may present a client certificate of a retired CA; None if no API server
     # can. This program cannot see the certificate that an API server presents. So a retired CA stays until it expires,
     # or until the user states by --installed that all API servers present the new certificate. `noted`: the CA Secret
-    # records that this is true for the retired CAs in it. The record does not apply to a CA that only the ConfigMap
+    # records this statement for the retired CAs in it. The record does not apply to a CA that only the ConfigMap
     # contains.
     if policy.installed:
         return None
@@ -358,7 +358,7 @@ def _observing(state: states.State, now: datetime, policy: RotationPolicy, seen:
 
 
 def _lasting(due: datetime, left: timedelta, now: datetime, reason: str) -> steps.Wait | None:
-    # Wait until `due`, but at least for `left`: for this time, the run must still observe the condition of a step.
+    # Wait until `due`, but at least for `left`: the run must observe the condition of its next step for this time.
     until = max(due, now + left)
     return steps.Wait(reason, until) if until > now else None
 

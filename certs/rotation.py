@@ -81,7 +81,7 @@ class DryRunStore(Clock):
 class Observations:
     """The conditions for steps that one run has observed, and the configurations that it was forbidden to write.
 
-    ``forbidden``: maps the name of each such webhook configuration to the problem to report.
+    ``forbidden``: for the name of each forbidden webhook configuration, the problem to report.
     """
 
     # Maps each condition that is true, such as "every caBundle has the next CA", to a monotonic time: since then, every
@@ -120,7 +120,7 @@ class Rotation:
     ``budget``: the total time that the run may wait.
     ``announce``: a function that is called with each step before the step is taken, and with each new reason to wait.
     ``longest_sleep``: the maximum number of seconds between two reads of the state.
-    ``simulated``: True for a dry run. The run then ends if a wait has changed nothing, because a longer wait would not.
+    ``simulated``: True for a dry run. The run then ends after a wait that has changed nothing.
     """
 
     store: RotationStore

@@ -51,7 +51,7 @@ class Serving:
     """The content of the serving Secret, from which the webhook reads its certificate and key.
 
     ``version``: the Secret's resourceVersion; empty if the Secret does not exist.
-    ``leaf``: the certificate with its key; None if they are missing or unusable. ``fault`` is the reason for None.
+    ``leaf``: the certificate with its key; None if they are missing or unusable. ``fault`` then says why.
     ``authorities``: the CA certificates in the Secret's ``ca.crt``.
     """
 
@@ -121,7 +121,7 @@ class Configuration:
 class DialledEndpoint:
     """An endpoint of the webhook, with the certificate that the endpoint served when it was dialled.
 
-    ``leaf``: the served certificate; None if dialling failed. ``fault`` is the reason for None.
+    ``leaf``: the served certificate; None if dialling failed. ``fault`` then says why.
     """
 
     address: str
@@ -182,7 +182,7 @@ def known(state: State) -> Certificates:
 
 
 def unknown_cas(state: State) -> Certificates:
-    """Return the CAs with our name that are in caBundles but not in the CA Secret, which may be an old copy."""
+    """Return the CAs with our name in caBundles that are not in the CA Secret, which may be restored from a backup."""
     # An unknown CA is removed like a retired CA. It is never added to a caBundle, because anyone can make a CA with our
     # name.
     found = dict.fromkeys(one for hook in state.hooks() for one in hook.bundle if is_ours(one))

@@ -9,9 +9,9 @@ from vcuda.x509 import AUTHORITY_LIFE, LEAF_LIFE, Names, Signed, is_ours, make_a
 OVERLAP = timedelta(hours=1)
 RETENTION = timedelta(days=1)
 
-# A run of the rotation must observe a condition for this long before it takes a step because of the condition. For
-# example, API servers use a changed caBundle within about a second. The run measures this time with its monotonic
-# clock, so a jump of the wall clock cannot shorten the time.
+# A run of the rotation must observe a step's condition for this long before it takes the step. For example, API servers
+# use a changed caBundle within about a second. The run measures this time with its monotonic clock, so a jump of the
+# wall clock cannot shorten the time.
 OBSERVATION = timedelta(seconds=10)
 
 # This observation time replaces `OBSERVATION` in a rotation of client certificates. A webhook reads the client CAs from
@@ -69,7 +69,7 @@ class RotationPolicy:
         return "webhooks" if self.client else "API servers"
 
     def observation(self, span: timedelta) -> timedelta:
-        """Return how long this run itself must observe a condition. ``span``: how long it must be true in total."""
+        """Return how long this run must itself observe a condition. ``span``: how long it must be true in all."""
         return min(CLIENT_OBSERVATION if self.client else OBSERVATION, span)
 
 

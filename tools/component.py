@@ -62,8 +62,8 @@ class Component:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C signals the foreground processes of the terminal. In its own session, the server does not get
-                # this signal. Only this process gets the signal, and stops all servers in order.
+                # Ctrl-C signals the foreground processes of the terminal. The server gets a session of its own, and so
+                # does not get this signal. Only this process does, and stops all servers in order.
                 start_new_session=True,
             )
 
@@ -78,7 +78,8 @@ class Component:
     def failure(self, problem: str = "") -> str:
         """Return a message with the problem and the end of the server's log.
 
-        ``problem``: a sentence without its full stop. If the server has ended, the message has its exit status instead.
+        ``problem``: a sentence without its full stop. If the server has ended, the message has the server's exit status
+        instead of this sentence.
         """
         text = problem if self.running else f"{self.name} ended with exit status {self._handle().returncode}"
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])

@@ -47,8 +47,8 @@ class Settings:
 
     ``users``: names of users without rights, each with a token in ``ControlPlane.tokens``. ``apiserver_flags``: further
     flags of kube-apiserver. ``feature_gates``: the feature gates that all servers enable. ``startup_timeout``: the
-    seconds that each server may take to start. ``own_identities``: True if the scheduler and the controllers use the
-    users that they have in a real cluster; False if they are admin. ``node_address``: the address of this machine at
+    seconds that each server may take to start. ``own_identities``: True if the scheduler and the controllers act as the
+    users that they are in a real cluster; False if they act as admin. ``node_address``: the address of this machine at
     which kubelets and pods reach the API server; empty if there is no kubelet.
     """
 
@@ -262,7 +262,8 @@ def component(name: str, layout: "Layout", settings: Settings, arguments: list[s
 
 
 def group_of(user: str) -> str:
-    """Return the part of the user's line in the token file that names the group of the user; empty if there is none."""
+    """Return the end of the user's line in the token file, which names the user's group; empty if the user has no
+    group."""
     return ",system:masters" if user == ADMIN else ",system:nodes" if user.startswith(NODE) else ""
 
 

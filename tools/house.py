@@ -33,7 +33,8 @@ SMALL = 5
 """A helper with one caller and at most this many lines may be clearer inside the caller."""
 
 PARALLEL = frozenset({"mutate", "validate", "read", "rotate", "status"})
-"""The public names that two modules may define: both kinds of reviews and of certificates have them."""
+"""The public names that two modules may define. For example, the reviews of pods and of claims both define
+``mutate``."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

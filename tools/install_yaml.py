@@ -14,7 +14,7 @@ from vcuda import cli
 _OF_KUBERNETES = ("default", "kube-system", "kube-public", "kube-node-lease")
 
 OURS = "vcuda-quota:"
-"""In the manifests, the name of this project's own image begins with this text. Other images have other names."""
+"""In the manifests, the name of this project's own image begins with this text. No other image has such a name."""
 
 
 def with_image(value: Json, image: str) -> Json:

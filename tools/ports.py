@@ -10,7 +10,7 @@ def free_ports(count: int) -> list[int]:
 
     This process binds each port but does not listen on it. So the kernel does not use the port for outgoing connections
     or for servers that bind port 0, even while one of our servers restarts. SO_REUSEADDR is set only after the bind. So
-    a server can bind the port by its number, but a second call of this function cannot return the same port.
+    a server can bind the port by its number, but a second call of this function cannot return this port again.
     """
     reserved = [socket.socket() for _ in range(count)]
     for one in reserved:

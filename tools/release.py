@@ -46,7 +46,8 @@ def source_of(commit: str, target: Path) -> None:
 
 def write_wheel(source: Path, target: Path, date: int) -> Path:
     """Build the wheel with build tools at the versions in their lock file. Return the path of the wheel."""
-    # When pip builds a wheel from a directory, it rejects constraints with hashes. So these have only versions.
+    # When pip builds a wheel from a directory, it rejects constraints with hashes. So the constraints that this
+    # function passes to pip have only versions.
     pinned = re.findall(r"^[\w.-]+==[\w.]+", (source / BUILD_LOCK).read_text(), re.MULTILINE)
     constraint = source / "build-constraint.txt"
     constraint.write_text("\n".join(pinned))

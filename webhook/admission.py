@@ -57,8 +57,8 @@ NOT_READ = "this replica has not read the quota and the nodes yet"
 
 
 class NotReady(errors.Unavailable):
-    """Raised if this webhook replica has not read the quota yet, or is stopping. The API server must retry, or call
-    another replica."""
+    """Raised if this webhook replica has not read the quota yet, or is stopping. The API server must call again, or
+    call another replica."""
 
 
 class Gate(msgspec.Struct):
@@ -181,7 +181,7 @@ class Service(msgspec.Struct, frozen=True):
         if policy is None:
             # Pods that cannot reach a GPU are admitted even before this replica has read the quota ConfigMap. Otherwise
             # a webhook that has just started would block the cluster. The ConfigMap names the GPU resources. So until
-            # it is read, a pod that requests any resource with a domain in its name must be retried.
+            # the ConfigMap is read, a pod that requests any resource with a domain in its name must be retried.
             pod = None if request.kind.group == GROUP else pod_review.gpu_pod_of(request, None)
             if isinstance(pod, Simple):
                 return answers.written(pod)

@@ -37,9 +37,9 @@ EXCLUSIVE: Mapping[frozenset[str], str] = {
     frozenset({"node-agent-gpu-manager", "node-agent-nvidia-vcuda"}): "both vendors use directory /etc/gpu-manager/vm",
     frozenset({"hami", "scheduler"}): "a pod has one scheduler",
 }
-"""Components that exclude each other, with the reason. The chart's template ``contradictions.yaml`` has the same."""
+"""Components that exclude each other, with the reason. The chart's ``contradictions.yaml`` has the same rules."""
 NEEDED: Mapping[str, str] = {"require-client-certificate": "client-certificates"}
-"""The components that need another component, which makes objects that they use."""
+"""For each component that uses objects of another component: the name of the other component."""
 
 
 def fault_of(components: Collection[str]) -> str:

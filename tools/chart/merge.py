@@ -15,14 +15,14 @@ import msgspec
 Json = Any
 
 ABSENT = object()
-"""The value of a part (a field or a list item) in the variants of an object that lack this part."""
+"""Used in place of the value of a part (a field or a list item) if a variant of an object lacks this part."""
 
 
 class Condition(NamedTuple):
     """The condition under which the template renders a part of an object."""
 
     in_base: bool = True
-    """True if the part exists until one of ``components`` removes it; False if one of ``components`` adds it."""
+    """True if any of ``components`` removes the part; False if any of them adds it."""
     components: tuple[str, ...] = ()
 
     @property

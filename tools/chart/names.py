@@ -1,6 +1,5 @@
 """Replaces, in all manifests, the names that an installation may choose: the namespaces, the quota ConfigMap, and the
-address of the documentation to which alerts link.
-"""
+address of the documentation to which alerts link."""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ class Names(NamedTuple):
 DEFAULT = Names()
 
 # Matches vcuda-quota only as the name of the namespace, because the image and the webhook configurations have the same
-# name. So certain text must precede or follow the name, for example ``serviceaccount:`` or ``.svc``.
+# name. So it matches only next to certain text, for example after ``serviceaccount:`` or before ``.svc``.
 _SYSTEM = re.compile(
     r"(?<=serviceaccount:)vcuda-quota(?=:)|(?<=namespace=)vcuda-quota$|(?<=\.)vcuda-quota(?=\.svc|$)"
     r"|(?<= -n )vcuda-quota(?= )|^vcuda-quota(?=/)|(?<=kube-system, )vcuda-quota(?=,)"

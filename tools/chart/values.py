@@ -27,7 +27,7 @@ _FROM = (*_PEER, "namespaceSelector", "matchLabels", "kubernetes.io/metadata.nam
 OWN = {"vcuda-webhook": "webhook", "vcuda-controller": "controller"}
 """The Deployments whose settings are in the chart's values, each with the name of its section in the values."""
 FIRST = "-first"
-"""The suffix of a Job's name, if the Job runs once after the manifests are applied."""
+"""The suffix in the name of a Job that runs once after the manifests are applied."""
 
 
 def values_of(found: Identity, manifest: Json) -> Iterator[Value]:

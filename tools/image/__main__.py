@@ -45,7 +45,7 @@ def pip_settings() -> dict[str, str]:
 def home_of_pip() -> Iterator[Path]:
     """Return a context with a home directory in which pip finds its settings. It must be mounted at /root.
 
-    The files are not in the image, because a mounted directory is no part of it.
+    The image does not contain these files, because a mounted directory is not part of an image.
     """
     settings = pip_settings()
     with tempfile.TemporaryDirectory() as directory:
@@ -66,7 +66,7 @@ def layers_of(image: str) -> list[int]:
 
 
 def build(base: str, image: str) -> None:
-    """Build the image. Keep only the newest layers of each stage for the next build."""
+    """Build the image. Of the layers of each stage, keep only the newest for the next build."""
     # The isolation chroot works in a container, too, and RUN has the network of this machine.
     options = ("--isolation=chroot", "--layers", "--pull=false", f"--build-arg=BASE={base}", f"--file={DOCKERFILE}")
     with home_of_pip() as home:

@@ -20,7 +20,7 @@ LEFT_OUT = (
     *("usr/share/doc", "usr/share/info", "usr/share/locale", "usr/share/man", "var/cache/apt", "var/lib/apt/lists"),
     *("var/log", "etc/apt/sources.list", "etc/hostname", "etc/resolv.conf"),
 )
-"""Documentation, and files by which debootstrap describes this machine."""
+"""Files that the base image does not need: documentation, and files in which debootstrap describes this machine."""
 
 
 def base_image(suite: str) -> str:

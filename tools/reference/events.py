@@ -17,7 +17,7 @@ class Posted(NamedTuple):
 
 
 class Told(NamedTuple):
-    """The description of an Event: the kind of object that it is about, its cause, and advice for users."""
+    """The description of an Event: the kind of object that the Event is about, its cause, and advice for users."""
 
     on: str
     when: str

@@ -107,7 +107,8 @@ INCIDENTS = {
 
 
 def incidents() -> set[str]:
-    """Return the names of the incidents that the watches of our programs count in a metric."""
+    """Return the names of the incidents, such as a lost connection, that a metric counts for the watches of our
+    programs."""
     return {field.name for field in dataclasses.fields(ReflectorCounts)}
 
 

@@ -96,7 +96,7 @@ def _malformed() -> list[Told]:
 
 
 def _beside(manifest: Manifest) -> str:
-    """Return the message about a pod that could use GPUs which it does not request."""
+    """Return the message about a pod that could use GPUs without requesting any."""
     schedulers = "{hami: {scheduler: hami-scheduler}, vgpu-manager: {scheduler: vgpu-scheduler}}"
     resources = parse_config({"gpu_quota": "{}", "gpu_schemes": schedulers}).resources
     policy = msgspec.structs.replace(policy_for(TEAM), resources=resources)

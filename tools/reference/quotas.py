@@ -222,7 +222,7 @@ def _edited(
     """Return the answer of the webhook's path /quota to an edit of the quota ConfigMap.
 
     ``data``: the data of the ConfigMap after the edit. ``fields``: other fields of the review.
-    ``limits``, ``total``: the limits before the edit; by default eight cards of model M40.
+    ``limits``, ``total``: the limits before the edit; by default, eight cards of model M40.
     """
     place = QuotaPlace()
     kind = GroupVersionKind(version="v1", kind="ConfigMap")

@@ -18,14 +18,14 @@ _NEVER_SHOWN = frozenset({"compile", "re", "replace", "startswith", "partition",
 
 
 class Sentence(NamedTuple):
-    """A text of several words in the product's source code, with ``{}`` for each inserted value."""
+    """A text of several words in the product's source code. It has ``{}`` in place of each inserted value."""
 
     module: str
     line: int
     text: str
 
     def said_in(self, told: str) -> bool:
-        """Return True if ``told`` contains this text, with any values in place of ``{}``."""
+        """Return True if ``told`` contains this text, with any value in place of each ``{}``."""
         return re.search(".*".join(map(re.escape, self.text.split("{}"))), told, re.DOTALL) is not None
 
 

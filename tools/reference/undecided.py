@@ -115,7 +115,8 @@ def _dropped() -> Iterator[str]:
 
 
 def _overdue() -> Iterator[tuple[str, str]]:
-    """Yield two messages with advice: for a LIST of a namespace that took too long, and for one that did not start."""
+    """Yield two messages with advice: for a LIST of a namespace that took too long, and for a LIST that did not
+    start."""
 
     def too_large(_seconds: float) -> None:
         raise ListOverdue

@@ -58,7 +58,7 @@ class Row(msgspec.Struct, frozen=True):
     """The outcome of the review, as in the metrics of the webhook; empty if there was no review."""
     model: str = ""
     rule: str = ""
-    """The rule for the order in which GPU models were tried; empty if no model was chosen."""
+    """The rule from which the order of the GPU models came; empty if no model was chosen."""
     charge: Charge = Charge()
     """The GPU quota that each of these pods or claims is charged."""
     reason: str = ""
@@ -112,7 +112,7 @@ def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload |
 async def decide_workloads(
     workloads: Iterable[Workload | Unread], ask: Ask, cluster: files.OfflineCluster
 ) -> list[Row]:
-    """Decide workloads and return table rows. A workload's pods with equal answers share a row. Claims follow pods."""
+    """Decide workloads and return table rows. A workload's pods with equal answers share a row. Their claims follow."""
     rows = []
     for workload in workloads:
         if isinstance(workload, Unread):
@@ -181,7 +181,7 @@ async def _decide_one(
     charge = _charge(stored, model, policy)
     if kind == TEMPLATE and last.allowed and not untouched:
         notes = [_MADE_LATER, *notes]
-    # A quota that does not enforce its limits gives the reason twice: for the log, and as a warning for the owner.
+    # If a quota only warns, the message may also be the beginning of a warning. Then only the warning is shown.
     message = "" if any(each.startswith(last.message) for each in last.warnings) else last.message
     stories = [message, first.reason, *patch_story(first.patch), *last.warnings, *(notes if last.allowed else ())]
     row = Row(

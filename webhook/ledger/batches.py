@@ -47,7 +47,7 @@ class BatchCommitter(Generic[T, R]):
     late: R
     """The result for a caller whose deadline passes before its item has a result."""
     gather: Callable[[int], Awaitable[None]] | None
-    """A function that waits for more items before each batch; None for no wait. It takes the previous batch's size."""
+    """A function that waits for more items before a batch; None for no wait. Its argument is the last batch's size."""
     clock: Callable[[], float] = time.monotonic
     # Locked while a batch is processed. Other code must take this lock to use data that the function ``work`` changes.
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -102,7 +102,8 @@ class SharedCall(Generic[R]):
     """The function that makes the shared call, and returns its result."""
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[int], Awaitable[None]] | None = None
-    """A function that waits before each shared call; None for no wait. It takes the number of the last callers."""
+    """A function that waits before each shared call; None for no wait. Its argument is the last call's number of
+    callers."""
     _waiting: BatchCommitter[None, R | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -133,7 +134,7 @@ class Read(NamedTuple):
 
     stored: Stored
     counted: Ledger
-    """The stored ledger, with a newer count of the stored objects if it may lack some."""
+    """The stored ledger. If it may lack stored objects, these were counted again."""
     flushed: Ledger
     """``counted``, in which the charges that this replica admitted from its reservation are pending charges."""
 
@@ -144,7 +145,7 @@ class Decided(NamedTuple):
     ledger: Ledger
     decisions: Sequence[Decision]
     changed: bool
-    """True if the decisions, or the count before them, have changed the ledger."""
+    """True if the decisions, or a count of the stored objects before them, have changed the ledger."""
 
     @property
     def admits_all(self) -> bool:

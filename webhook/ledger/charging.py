@@ -77,7 +77,7 @@ class Ledgers(Protocol):
         """
 
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
-        """Return the usage by GPU model, up to some seconds old. The caller must not reject a pod because of it."""
+        """Return the usage by GPU model, up to some seconds old. The caller must not reject a pod by this usage."""
 
     async def stored_usage(
         self, namespace: str, charged: Mapping[str, Usage], deadline: float

@@ -60,8 +60,8 @@ class FreshCount:
         """
         if (observed := await self._begun_now(deadline)) is None:
             return PutOff((shortage,), counted=False)
-        # The LIST lacks pods that were deleted before it but may still run. The ledger has their charges as
-        # terminating, so add these. Pods that are deleted later are still in the LIST.
+        # The LIST lacks deleted pods that may still run. The ledger has their charges as terminating, so add these
+        # charges. Pods that are deleted after the LIST are still in it.
         terminating = shortage.usage.terminating
         usage = observed.total_usage(terminating) if shortage.of_total else observed.usage(shortage.model, terminating)
         if not fits(shortage.limit, usage.used, shortage.asked):

@@ -58,7 +58,7 @@ class ClusterLedgers(Shared):
     """Keeps one `NamespaceLedger` for each namespace in use. Implements the protocol `Ledgers` of `charging.py`."""
 
     check_namespace: Callable[[str], Awaitable[None]] | None = None
-    """Raises BadReview for a namespace that does not exist; None if every review is of an existing namespace."""
+    """Raises BadReview if its namespace does not exist. None if every review is surely of an existing namespace."""
     _ledgers: ByNamespace[NamespaceLedger] = field(init=False)
 
     def __post_init__(self) -> None:

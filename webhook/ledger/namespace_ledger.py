@@ -42,7 +42,7 @@ KUBE_THREADS = 32
 LIST_THREADS = 32
 
 CACHED_USAGE_SECONDS = 0.5
-"""/mutate may choose a GPU model by usage in memory that is at most this many seconds old. No rejection needs it."""
+"""/mutate may choose a GPU model by usage in memory that is at most this many seconds old. No rejection uses it."""
 
 GRANTING_USAGE_SECONDS = MAX_WRITE_SECONDS + 1.0
 """Replaces `CACHED_USAGE_SECONDS` while this replica has a reservation. The usage in memory then includes the charges
@@ -132,11 +132,11 @@ class NamespaceLedger:
         # The quota by which this replica sizes its next reservation.
         self._terms: Terms | None = None
         self._flusher: asyncio.Task[None] | None = None
-        # The times of this replica's last `waiting` mark (a charge needs reserved quota), and of the first in a row.
+        # The times of this replica's last `waiting` mark (it needs reserved quota), and of the first in a row of marks.
         self._asked_at = self._asking_since = -math.inf
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Admit a charge from the reservation. If that is impossible, decide it together with all waiting charges."""
+        """Admit a charge from the reservation. If it has no room there, decide it with all waiting charges."""
         decision: Decision | None = self._grant(request)
         if decision is None:
             started = self._shared.clock()
@@ -223,7 +223,7 @@ class NamespaceLedger:
     async def usage(self) -> Mapping[str, Usage]:
         """Read the ledger, and return its usage without reservations. After a timeout, return the usage in memory."""
         with contextlib.suppress(ListOverdue):  # /validate reports that a LIST takes too long
-            # This ledger must not decide a charge, because another task may be writing a newer version.
+            # No charge may be decided by this ledger, because another task may be writing a newer version.
             if stored := await self._reads.result(self._shared.clock() + USAGE_SECONDS):
                 return self._note(stored.ledger)
         return self._usages

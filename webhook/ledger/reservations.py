@@ -74,7 +74,7 @@ class Terms(NamedTuple):
 
     quota: NamespaceQuota
     counted_since: str
-    """The resourceVersion of the quota ConfigMap with this quota. A ledger that was counted before it may lack pods."""
+    """The resourceVersion of the ConfigMap with this quota. A ledger that was counted before the edit may lack pods."""
     config_version: str
     """The resourceVersion of the quota ConfigMap from which the values of GPU resources were read."""
 
@@ -244,7 +244,7 @@ class ReplicaReservation:
 
     @property
     def gives_way(self) -> bool:
-        """True if this replica must reserve nothing now, because some charge needs the reserved quota."""
+        """True if this replica must reserve nothing now, because a charge elsewhere needs reserved quota."""
         return self._clock() < self._give_way_until
 
     def is_by(self, terms: object) -> bool:
@@ -270,7 +270,7 @@ class ReplicaReservation:
         return True
 
     def observe(self, ledger: Ledger) -> None:
-        """Update this reservation from a newly read ledger, by this replica's reservation and the last `waiting` mark.
+        """Update this object by a newly read ledger: by the replica's reservation in it, and the last `waiting` mark.
 
         The caller must ensure that the API server can no longer store an earlier write of this replica.
         """

@@ -93,7 +93,7 @@ def written(verdict: Simple, review: Review | None = None) -> AdmissionResponse:
     # Workflow engines wait for quota only after a rejection with these words.
     if outcome.lacks_quota and not verdict.soon and not reports_shortage(message):
         message = over_quota(message)
-    # A bad request is no fault of the object, so its metrics name no scheme.
+    # A bad request is no fault of the object, so its metrics do not name the object's scheme.
     scheme = review.scheme if review and outcome is not Outcome.BAD_REQUEST else ""
     return AdmissionResponse(
         *(outcome, False, status, message, verdict.faults), retry_after=wait, model=verdict.model, scheme=scheme

@@ -44,7 +44,7 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
 
     @property
     def claim_policy(self) -> charges.ClaimPolicy:
-        """The value of ``claims``. If it is None, a policy that knows no devices, but still charges every claim."""
+        """The value of ``claims``. If this is None, a policy that knows no devices, but still charges every claim."""
         return self.claims or charges.ClaimPolicy.of(
             devices.NO_DEVICES, self.nodes.model_of, self.quota, self.resources
         )

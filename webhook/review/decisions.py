@@ -46,8 +46,8 @@ MAX_OF_NAMESPACE = 63
 CHOICE_SECONDS = 2.0
 
 SKIPPED_SECONDS = 30.0
-"""The time for which a namespace's pods without a trace of /mutate are retried. A replica is replaced within it. After
-as long a time without such a pod, the next one is retried again."""
+"""Seconds for which pods without a trace of /mutate are retried, in which a replica can be replaced. The time begins
+with the first such pod of a namespace. It begins again after as many seconds without such a pod."""
 
 
 MAX_FAILURE_LENGTH = 500
@@ -96,19 +96,19 @@ class SkippedMutate:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
         self._clock = clock
-        # Maps each namespace to the times of the first and of the last such pod.
+        # Maps each namespace to the times of the first and of the last pod for which /mutate was not called.
         self._seen = ByNamespace(lambda _namespace: [clock()] * 2, clock)
         self._failures: ByNamespace[list[tuple[float, str]]] = ByNamespace(lambda _namespace: [], clock)
 
     def may_pass(self, namespace: str) -> bool:
-        """Record such a pod, and return True until `SKIPPED_SECONDS` after the first such pod of an unbroken series."""
+        """Record a pod without /mutate. Return True until `SKIPPED_SECONDS` after the first pod of its series."""
         with self._lock:
             seen, now = self._seen[namespace], self._clock()
             seen[:] = now if now - seen[1] > SKIPPED_SECONDS else seen[0], now
             return now - seen[0] < SKIPPED_SECONDS
 
     def add_failure(self, namespace: str, error: Exception) -> None:
-        """Record that /mutate of this replica has failed. Only the text of later rejections depends on it."""
+        """Record a failure of /mutate in this replica. It changes nothing but the text of later rejections."""
         with self._lock:
             self._failures[namespace][:] = [(self._clock(), cut(str(error), MAX_FAILURE_LENGTH))]
 
@@ -149,7 +149,7 @@ class Review(msgspec.Struct, frozen=True, gc=False):
         return self.quota.mode is Mode.ENFORCE
 
     def must_record(self, grace: int) -> bool:
-        """Return True if the ledger must record this grace period, as a pending charge may be released earlier."""
+        """Return True if the ledger must record this grace period, because a pending charge may end before the pod."""
         storable = self.policy.storable_seconds
         return storable is not None and grace > storable
 

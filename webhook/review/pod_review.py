@@ -41,7 +41,7 @@ MAX_OF_SCHEDULER = 63
 GRACE = "spec.terminationGracePeriodSeconds"
 # After a forced deletion, the containers of a pod may run on for its grace period, and the pod is charged for so long.
 TOO_LONG = "must be at most {} (--max-terminating-seconds), because a deleted pod is charged for no longer; got {}"
-# With this finalizer, a deletion of the pod has the effect of propagation policy Orphan.
+# A pod with this finalizer is deleted by the propagation policy Orphan, so its ResourceClaims stay.
 ORPHAN = "orphan"
 ORPHANS = "must not contain orphan, because the ResourceClaims of the pod would stay after its deletion"
 
@@ -57,7 +57,7 @@ class PodReview(decisions.Review, frozen=True, gc=False, kw_only=True):
     claims: bool
 
     def pin_settings(self, model: str | None) -> patches.PinSettings:
-        """Return the node labels and scheduler for the pod's patch. ``model``: the GPU model of its pin, or None."""
+        """Return the node labels and scheduler for the pod's patch. ``model``: the model to which it is pinned."""
         general = self.policy.pin_settings.of(self.request.schemes)
         if model is None:
             return general
@@ -186,7 +186,7 @@ def _allowed(review: PodReview, check: Check) -> decisions.Allowed:
 
 
 def _without_claimed(review: PodReview) -> PodRequest:
-    # If a DeviceClass has an extended resource, the scheduler allocates the devices by a claim. No node offers them.
+    # If a DeviceClass names an extended resource, the scheduler allocates its devices by a claim. No node offers it.
     claims, asked = review.policy.claims, review.request
     claimed = claims.devices.extended_resources if claims else frozenset()
     if claimed.isdisjoint(asked.resources):

@@ -130,7 +130,7 @@ def document_warnings(
 ) -> Iterator[Fault]:
     """Yield those warnings about a new quota that depend on no ledger, no list of namespaces and no earlier quota.
 
-    ``policy``: the snapshot with the nodes, whose GPU models must be named as in ``resources``; None if there is none.
+    ``policy``: the snapshot with the nodes, whose models must have their names from ``resources``. It may be None.
     ``named``: the entries of ``gpu_models`` before the edit.
     """
     yield from _doubts(new, policy, named)
@@ -138,7 +138,7 @@ def document_warnings(
 
 
 def _of_another_object(request: AdmissionRequest, place: kube.QuotaPlace) -> Simple | None:
-    """Return the verdict about the probe, or for an object that is not the quota ConfigMap; otherwise None."""
+    """Return the verdict about a probe, or about an object that is not the quota ConfigMap; otherwise None."""
     if request.name == PROBE:
         return Rejection(Outcome.PROBED, CALLED)
     own, read = f"{request.namespace}/{request.name}", f"{place.namespace}/{place.name}"
@@ -190,7 +190,7 @@ def _rejected(place: kube.QuotaPlace, faults: tuple[Fault, ...]) -> Rejection:
 
 
 def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterator[Fault]:
-    """Yield a warning, but no fault, for each new quota entry of a missing namespace, which may be created later."""
+    """Yield a warning for each new quota entry of a missing namespace. It may be created later, so this is no fault."""
     added = sorted(new.entries.keys() - old.entries.keys() - {DEFAULT})
     if not added or namespaces is None:
         return
@@ -246,7 +246,7 @@ async def _compared(
     deadline: float,
     check: k8s_types.Check,
 ) -> list[Fault]:
-    # If there are many warnings, the last ones are not shown. So the warning about entries that were not compared comes
+    # If there are many warnings, the last ones are not shown. So the warning that some entries were not compared comes
     # first.
     before = old.namespaces if old else {}
     changed = [(namespace, entry) for namespace, entry in quota.namespaces.items() if before.get(namespace) != entry]
@@ -269,7 +269,7 @@ def _unknown_names(
     renamed: Mapping[str, Collection[str]],
     near: dict[str, str],
 ) -> Iterator[Fault]:
-    # ``near`` has the most similar model for some unknown models. To compare thousands of names would take too long.
+    # ``near`` has the most similar known model for some unknown models, because comparing all would take too long.
     # A model or pool without nodes causes a warning and not a rejection, because such nodes may join the cluster later.
     nodes = policy.nodes
     for model in entry.limits:
