@@ -30,9 +30,7 @@ _WHERE = options.all_of(
         cli.option("--ca-secret", default="vcuda-client-ca", help="Secret of the CA. Let no other program read it."),
         cli.option("--secret", default="vcuda-client-tls", help="Secret of the client certificate and its key."),
         cli.option(
-            "--configmap",
-            default="vcuda-client-ca",
-            help="ConfigMap of the CA certificates. The webhook mounts it.",
+            "--configmap", default="vcuda-client-ca", help="ConfigMap of the CA certificates. The webhook mounts it."
         ),
         cli.option("--name", default="vcuda-quota-apiserver", help="Common name of the client certificate."),
     )

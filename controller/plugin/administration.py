@@ -71,13 +71,7 @@ def nodes(
 @output_option
 @click.pass_obj
 def doctor(
-    target: Target,
-    /,
-    *,
-    quota_configmap: tuple[str, str],
-    quota_key: str,
-    output: str | None,
-    **names: str,
+    target: Target, /, *, quota_configmap: tuple[str, str], quota_key: str, output: str | None, **names: str
 ) -> None:
     """Check the whole installation, and print for each fault what to do.
 

@@ -59,11 +59,7 @@ class _Charged(NamedTuple):
 
 
 def find_violations(
-    namespace: str,
-    quota: NamespaceQuota,
-    pods: Iterable[StoredPod],
-    nodes: Nodes,
-    claims: Iterable[PricedClaim] = (),
+    namespace: str, quota: NamespaceQuota, pods: Iterable[StoredPod], nodes: Nodes, claims: Iterable[PricedClaim] = ()
 ) -> Sequence[Violation]:
     """Return the most serious violation of each pod and claim of a namespace, the newest object first.
 

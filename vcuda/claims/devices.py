@@ -79,13 +79,7 @@ def read_slice(published: ResourceSlice, alike: dict[DeviceOffer, DeviceOffer] |
     offers = tuple(dict.fromkeys(devices.values()))
     pool = spec.pool
     return PoolSlice(
-        spec.driver,
-        pool.name,
-        pool.generation,
-        spec.node_name or "",
-        devices,
-        offers,
-        pool.resource_slice_count,
+        spec.driver, pool.name, pool.generation, spec.node_name or "", devices, offers, pool.resource_slice_count
     )
 
 

@@ -84,11 +84,7 @@ class SourceCards(msgspec.Struct, frozen=True):
 
 
 def cards_by_source(
-    labels: Mapping[str, str],
-    registers: Registers,
-    facts: NodeFacts,
-    published: DriverCards,
-    schemes: Iterable[Scheme],
+    labels: Mapping[str, str], registers: Registers, facts: NodeFacts, published: DriverCards, schemes: Iterable[Scheme]
 ) -> Iterator[SourceCards]:
     """Yield the cards of a node as each source reports them, the strongest source first."""
     for scheme in schemes:

@@ -359,12 +359,7 @@ class _ReachedModels:
 
 
 def _reach_of(
-    selection: NodeSelection,
-    quota: NamespaceQuota,
-    nodes: Nodes,
-    *,
-    having: Mapping[str, int],
-    check: Check,
+    selection: NodeSelection, quota: NamespaceQuota, nodes: Nodes, *, having: Mapping[str, int], check: Check
 ) -> _Reach:
     keys, index, models = nodes.keys, nodes.index, quota.limits.keys()
     in_pools, anywhere = _ReachedModels(nodes, models), _ReachedModels(nodes, models)

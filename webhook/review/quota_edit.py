@@ -240,11 +240,7 @@ def _without_effect(resources: GpuResources, policy: context.PolicySnapshot | No
 
 
 async def _compared(
-    quota: Quota,
-    old: Quota | None,
-    charged: charging.Ledgers,
-    deadline: float,
-    check: k8s_types.Check,
+    quota: Quota, old: Quota | None, charged: charging.Ledgers, deadline: float, check: k8s_types.Check
 ) -> list[Fault]:
     # If there are many warnings, the last ones are not shown. So the warning that some entries were not compared comes
     # first.
