@@ -18,7 +18,7 @@ for _ in range(FLAT_LEVELS):
     _FLAT = rb'(?:[^"\[\]{}]++|%b|[\[{]%b[\]}])*+' % (_STRING, _FLAT)
 _NEXT_BRACKETS = re.compile(rb"%b([\[{]++|[\]}]++)" % _FLAT, re.DOTALL)
 
-# An escape of half a surrogate pair is no character. Backslashes occur only in strings.
+# This matches JSON up to an escape of half a surrogate pair, which is no character. Backslashes occur only in strings.
 _CHARACTERS = re.compile(rb"(?:[^\\]++|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\(?!u[dD][89a-fA-F]).)*+", re.DOTALL)
 _HALF = len(rb"\ud800")
 

@@ -65,7 +65,7 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def unused(cls, scheme: Scheme, count: int, memory: int) -> "Cards":
-        """Return ``count`` unused cards of a node. ``memory``: the node's memory in the scheme's memory blocks."""
+        """Return ``count`` unused cards of a node. ``memory``: the node's memory, in memory blocks of the scheme."""
         unit = scheme.memory_unit
         nothing = (0,) * count
         free = count * CORES_PER_CARD
@@ -83,7 +83,7 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
         return self._changed(shares, 1)
 
     def returned(self, shares: Iterable[Share]) -> "Cards":
-        """Return the cards with ``shares`` subtracted from the used parts. `taken` must have added these shares."""
+        """Return the cards without the used parts ``shares``. The caller must have added these shares by `taken`."""
         return self._changed(shares, -1)
 
     def _changed(self, shares: Iterable[Share], sign: int) -> "Cards":
@@ -145,9 +145,9 @@ class CardRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_card_request(pod: Pod) -> CardRequest | Unplaceable | None:
-    """Return the cards that a pod requests of a vendor that numbers the cards of a node (`INDEXED`).
+    """Return the cards that a pod requests from a vendor that gives the cards of a node numbers (`INDEXED`).
 
-    Return the reason if no node can run the pod, and None if the pod requests no such cards.
+    Return None if the pod requests no such cards, and the reason if no node can run the pod.
     """
     schemes = [scheme for scheme in INDEXED if _asks(pod.spec.containers, scheme)]
     # gpu-manager reads a container's cards from pod annotations, and looks only for annotations of regular containers
@@ -167,7 +167,8 @@ def read_card_request(pod: Pod) -> CardRequest | Unplaceable | None:
 def _container_requests(containers: tuple[Container, ...], scheme: Scheme) -> Iterator[ContainerRequest]:
     for number, container in enumerate(containers):
         cores, memory = amount_of(container, scheme.cores), amount_of(container, scheme.memory)
-        # If a container requests a share without memory, gpu-admission gives it no card (`IsGPURequiredContainer`).
+        # If a container requests a share of a card without memory, gpu-admission gives it no card
+        # (`IsGPURequiredContainer`).
         if cores >= CORES_PER_CARD or (cores and memory):
             yield ContainerRequest(number, cores, memory * scheme.memory_unit)
 

@@ -122,7 +122,7 @@ class ClaimReader:
 
 
 class ClaimCounter:
-    """Computes the charges of stored claims under one `ClaimPolicy`. The charge by the spec is cached."""
+    """Computes the charges of stored claims under one `ClaimPolicy`. A charge is cached by the claim's spec."""
 
     def __init__(self, policy: charges.ClaimPolicy) -> None:
         self.policy = policy

@@ -85,9 +85,10 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = False) -> Allocation | None:
-    """Return the allocation on a pod; None if the pod has none. ``asked``: the schemes by which the pod requests GPUs.
+    """Return the annotations and labels that record a pod's cards; None if the pod has none.
 
-    ``whole_keys``: keep every key, so that a patch can remove it, instead of one key for each prefix of a scheme.
+    ``asked``: the vendors' schemes by which the pod requests GPUs. ``whole_keys``: True to keep every key, so that a
+    patch can remove it; False to keep one key for each prefix of a scheme.
     """
     found = [(kept, key, value) for key, value in pod.annotations.items() if (kept := _name_of(key))]
     labels = {kept: value for key, value in pod.labels.items() if (kept := _name_of(key, label=True))}
@@ -182,7 +183,7 @@ class StoredPod(msgspec.Struct, frozen=True):
         return self.on_models.on(model) if self.on_models and model else self.charge
 
     def model_on(self, nodes: Nodes) -> str | None:
-        """Return the model to which the pod is pinned, otherwise the model of its node; None if both are unknown."""
+        """Return the GPU model to which its spec limits the pod, otherwise its node's model; None if unknown."""
         if self.model and nodes.knows(self.model):
             return self.model
         return nodes.model_of(self.node) if self.node else None

@@ -77,7 +77,7 @@ class DeviceKind(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_gpu(self) -> bool:
-        """True if devices of the class are charged; False if ``gpu_units`` has an empty value, or they are no GPUs."""
+        """True if devices of the class are charged; False if they are no GPUs, by ``gpu_units`` or by their driver."""
         return self.kind is not Kind.UNIT or self.worth != Charge()
 
 

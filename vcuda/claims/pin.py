@@ -90,7 +90,8 @@ def read_claim_pin(expression: str) -> ClaimPin | None:
         return None
     alternatives = _read_alternatives(pattern[len(_OPEN) : -len(_CLOSE)])
     pin = ClaimPin(driver, alternatives, profiles)
-    # An expression that `write_pin` would not write may allow other devices, so it does not count as a pin.
+    # An expression that `write_pin` would not write may allow other devices. So it does not count as a pin, which
+    # limits a claim to one GPU model.
     return pin if write_pin(pin) == expression else None
 
 

@@ -117,7 +117,10 @@ class Found(msgspec.Struct, frozen=True):
         return self.label is None and self.wanted is not None
 
     def may_improve(self) -> bool:
-        """Return whether the node has no label, and no source reports its model except perhaps the label of a cloud."""
+        """Return whether a better source of the node's GPU model may still appear.
+
+        The node then has no model label, and no source reports its model, except perhaps the label of a cloud.
+        """
         by_cloud = self.wanted is not None and self.wanted.source == sources.CLOUD
         return self.label is None and (by_cloud or Doubt.NO_MODEL in self.doubts)
 

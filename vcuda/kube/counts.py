@@ -104,7 +104,8 @@ class NamespaceCounter:
         return self._turns.run(namespace, take, timeout)
 
     def _count(self, turn: _Turn) -> ObservedPods:
-        # Read the quota ConfigMap's version before the pods. So each pod is charged by this version or a newer one.
+        # Read the version of the quota ConfigMap before the pods. So no pod is charged by an older quota than this
+        # version.
         config_version = self.resources().version
         listed, nodes = self._pods(turn), self.nodes()
         extended = charged_by_pods(listed.charged, nodes)

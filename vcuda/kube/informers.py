@@ -83,7 +83,7 @@ class QuotaInformer:
         return read.resources if read else BUILT_IN
 
     def in_force(self) -> config.QuotaConfig | None:
-        """Return the quota ConfigMap in force, without applying grants; None until it was read."""
+        """Return the quota ConfigMap in force, without grants (dated additions to limits); None until it was read."""
         # Any thread may call this method, so it does not assign `_config`. A late assignment could overwrite a document
         # that the watch has just delivered.
         if self._config is None and self.reflector.synced.is_set() and not self._faulty:

@@ -215,7 +215,8 @@ class LedgerStore(NamespaceCounter):
         except errors.Conflict:
             return None
         if int(stored.version or 0) < newest:
-            # A lower version means that etcd was restored from a backup, and may have lost a ledger and its mark.
+            # A version lower than one that was seen before means that etcd was restored from a backup. So a ledger and
+            # its mark may have been lost.
             self._marks.renew(namespace, timeout)
         self._note(namespace, stored, anew=True)
         return stored
@@ -261,8 +262,8 @@ class LedgerStore(NamespaceCounter):
         The caller must ensure that all charges of the ledger belong to stored pods. The next ledger of the namespace is
         opened at once, and then counts only stored pods.
         """
-        # Read the namespace's mark before the ledger is deleted. The mark of a
-        # later ledger has another version, and must stay.
+        # Read the mark, a ConfigMap that records that the namespace has had a ledger, before the ledger is deleted. The
+        # mark of a later ledger has another version, and must stay.
         mark = self._marks.current(namespace)
         patch = {"metadata": {"resourceVersion": version, "finalizers": None}}
         raw = self.kube.patch(self._path(namespace), msgspec.json.encode(patch), client.MERGE_PATCH)
@@ -278,9 +279,10 @@ class LedgerStore(NamespaceCounter):
         self.finish_drop(namespace)
 
     def finish_drop(self, namespace: str) -> None:
-        """Delete a namespace's mark if this process has deleted the ledger."""
+        """Delete the mark, which records that a namespace has had a ledger, if this process has deleted the ledger."""
         if mark := self._dropped.get(namespace):
-            # If the mark of the namespace now has another version, the mark belongs to a newer ledger and stays.
+            # If the mark of the namespace (a record that it has had a ledger) now has another version, it belongs to a
+            # newer ledger and stays.
             with contextlib.suppress(errors.Conflict, errors.NotFound):
                 self._marks.remove(namespace, mark)
             del self._dropped[namespace]

@@ -48,7 +48,7 @@ class Observed(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, seen=seen, vanished=watched.vanished, since=since)
 
     def seen_since(self, watched: Self, counted: str) -> str:
-        """Return the version since which this LIST and a watch together have observed every deletion."""
+        """Return a resourceVersion. This LIST and the watch ``watched`` have observed every deletion after it."""
         # If the LIST lacks an object that the watch still counts, the watch has missed its deletion. A watch that is
         # older than the ledger may have missed deletions of objects that the ledger counts.
         missing = {*watched.seen} - {*watched.gone} - {*self.seen}
@@ -84,7 +84,7 @@ class ObservedPods(Observed, frozen=True):
         return msgspec.structs.replace(self.with_deletions(watched, ledger.pod_resource_version), claims=claims)
 
     def is_older(self, ledger: Ledger) -> bool:
-        """Return whether the ledger was last counted from a newer observation, or with a newer quota ConfigMap."""
+        """Return whether the ledger was last counted from newer pods or claims, or with a newer quota ConfigMap."""
         pods_older = is_older(self.resource_version, ledger.pod_resource_version)
         claims = self.claims
         claims_older = claims is not None and is_older(claims.resource_version, ledger.claim_resource_version)

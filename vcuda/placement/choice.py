@@ -182,7 +182,7 @@ def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ..
 
 
 def shortages_of(options: Iterable[Option]) -> tuple[Shortage, ...]:
-    """Return the missing quota of each option for which the object does not fit."""
+    """Return the missing quota of each option (GPU model) with which the object would exceed the quota."""
     return tuple(shortage for option in options if (shortage := option.shortage))
 
 

@@ -58,7 +58,7 @@ def read_facts(node: Node, known: GpuResources, registers: Registers) -> NodeFac
 
 
 def is_alive(scheme: Scheme, facts: NodeFacts, registers: Registers) -> bool:
-    """Return whether the device plugin of this vendor (scheme) serves the node now."""
+    """Return whether this vendor's device plugin serves the node now."""
     offered = facts.offered.get(scheme.main_resource)
     if scheme.register is None:
         return bool(offered)

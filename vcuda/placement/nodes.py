@@ -159,7 +159,7 @@ class NodeStates(msgspec.Struct, frozen=True, dict=True):
         return found
 
     def take(self, tolerations: tuple[Toleration, ...] | None, check: Check = no_check) -> int:
-        """Return the nodes without a taint that a pod with these tolerations does not tolerate."""
+        """Return the nodes whose taints a pod with these tolerations tolerates, and the nodes without taints."""
         if not self.tainted:
             return _EVERY
         check(len(tolerations or ()))
@@ -188,7 +188,7 @@ class NodeStates(msgspec.Struct, frozen=True, dict=True):
     def obstacle(
         self, nodes: int, resources: Mapping[str, int], tolerations: tuple[Toleration, ...] | None = None
     ) -> str:
-        """Return why none of these nodes can take a pod now. ``nodes``: a set that is not empty."""
+        """Return why none of these nodes can take a pod now. ``nodes`` must not be empty."""
         left, counted = nodes, []
         for of_reason, (one, several), rest in self._obstacles(resources, tolerations):
             found = (left & of_reason).bit_count()

@@ -22,7 +22,7 @@ MAX_TYPES = 32
 
 
 class PinSettings(msgspec.Struct, frozen=True):
-    """The settings with which pods are pinned. ``scheduler`` and ``avoided`` may depend on the pod."""
+    """The settings for limiting pods to a GPU model. ``scheduler`` and ``avoided`` may depend on the pod."""
 
     labels: NodeLabels = NodeLabels()
     scheduler: str | None = None

@@ -92,7 +92,8 @@ def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str
         repeated = max(len(required_terms(pod.spec) or ()), 1)
         if None not in avoided and repeated * sum(map(len, map(str, avoided))) <= MAX_AVOIDED_LENGTH:
             return ServedBy(plain, None, tuple(sorted(map(str, avoided))))
-    # The nodes with a register serve only pods of their own scheduler, and a pod cannot have two schedulers.
+    # A node with a register (a vendor's list of its cards) serves only pods of the vendor's scheduler. A pod cannot
+    # have two schedulers.
     return ServedBy(0 if own and placing else with_register, placing)
 
 
@@ -373,7 +374,8 @@ def _reach_of(
             continue  # skip the slow part below, because thousands of terms may follow
         names = term[NAME].limit() if NAME in term else None
         if names is not None and names <= nodes.labels.keys():
-            # If all nodes that the term names exist, their labels decide. A node that is missing may get any labels.
+            # If all nodes that the term names exist, their labels decide. A node that does not exist yet may get any
+            # labels.
             named |= found
         # Requirements on the model label and the pool label are checked below.
         elif all(values.allow_any() or key in (keys.model, keys.pool) for key, values in term.items()):

@@ -87,7 +87,7 @@ _Time = Annotated[
 
 
 class GrantEntry(StrictModel):
-    """One grant as written in the quota document. A key that is not a field here is a GPU model with a limit to add."""
+    """One grant of the quota document. A key that is not a field here is a GPU model with an addition to its limit."""
 
     model_config = pydantic.ConfigDict(extra="allow")
 
@@ -144,7 +144,8 @@ def read_grants(value: object) -> tuple[object, ...]:
 def _fault_of(key: str, value: object) -> str:
     if key in _KEYS:
         return ""
-    # A model in a grant never has a string as its value. So a key with a string may be misspelt, such as `untill`.
+    # In a grant, the value of a GPU model is never a string. So a key with a string may be a misspelt key, such as
+    # `untill`.
     known = f"supported keys: {quoted(_KEYS)} and the names of GPU models"
     if isinstance(value, str) and (hint := suggestion(key, _KEYS)):
         return f"unknown key; {hint}"

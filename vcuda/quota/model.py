@@ -225,7 +225,7 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, limits=limits, own=written, granted=tuple(granted))
 
     def ends(self, model: str) -> float:
-        """Return the earliest time at which a grant that now raises the model's limit ends; infinite if none ends."""
+        """Return when the first grant that now raises the model's limit ends, in Unix time; infinite if none does."""
         return min((each.until for each in self.granted if each.model == model), default=math.inf)
 
 
@@ -272,7 +272,8 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
     def for_namespace(self, name: str) -> NamespaceQuota | None:
         """Return the quota of a namespace at the time ``self.moment``; None if the namespace is not limited."""
         own = self.namespaces.get(name)
-        # A system namespace can have its own entry. Pods there that bypass the webhook are charged, but never rejected.
+        # A system namespace can have its own quota entry. If the webhook is not called for its pods, they are charged,
+        # but never rejected.
         if own is not None:
             return self._at_moment(own)
         default = self.default

@@ -60,7 +60,7 @@ class Times(msgspec.Struct, frozen=True):
         return bool(self.days) or self.hours is not None
 
     def holds(self, moment: float) -> bool:
-        """Return whether the grant applies at a moment, in Unix seconds."""
+        """Return whether the grant (an addition to a limit) applies at ``moment``, in Unix seconds."""
         if not self.start <= moment < self.end:
             return False
         if not self.recurs:
@@ -79,7 +79,7 @@ class Times(msgspec.Struct, frozen=True):
         return next((at for at in self._bounds(moment) if self.holds(at) != before), math.inf)
 
     def _bounds(self, moment: float) -> Iterator[float]:
-        """Yield, in order, the times after ``moment`` at which the grant may start or end."""
+        """Yield, in order, the times after ``moment`` at which the grant (an addition to a limit) may start or end."""
         if moment < self.start:
             yield self.start
         if self.recurs:

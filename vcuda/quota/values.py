@@ -55,7 +55,7 @@ def read_cores(value: object) -> int:
 
 
 def read_cards(value: object, decimals: int) -> Decimal:
-    """Return a number of cards from 0 to MAX_CARDS. Raises WrongValueError if it has more ``decimals``."""
+    """Return a number of cards from 0 to MAX_CARDS, with at most ``decimals`` decimals. Raises WrongValueError."""
     if not isinstance(value, Decimal):
         raise WrongValueError(_no_cards(value))
     if not value.is_finite() or not 0 <= value <= MAX_CARDS:

@@ -156,7 +156,8 @@ class _BoundedComposer(Composer, yaml.CBaseLoader):
             return "tags (`!`) are not supported and must be removed"
         if is_key and not isinstance(event, yaml.ScalarEvent):
             return "a key must be text, not a list, a mapping or an alias"
-        # PyYAML accepts a list or mapping that contains itself. `_Walk` would never end for such a value.
+        # PyYAML accepts a list or mapping that contains itself. `_Walk` would never end for such a value, so reject it
+        # here.
         if isinstance(event, yaml.AliasEvent) and event.anchor not in self._closed:
             return "an alias must be after its anchor, and not inside the anchored value"
         return None

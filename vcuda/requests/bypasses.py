@@ -248,7 +248,7 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
 
 
 def _uncounted(schemes: Collection[Scheme], name: str, known: GpuResources) -> Scheme | None:
-    """Return the scheme in which the resource ``name`` may be the number of vGPUs; None if there is no such scheme."""
+    """Return the vendor's scheme in which the resource ``name`` may be the number of vGPUs; None if there is none."""
     # An administrator can rename the resource for the number of vGPUs to any other name in the vendor's domain, even to
     # the name of a unit in `gpu_units`.
     if name in known.scheme_of or not (known.is_unknown_gpu(name) or name in known.own_units):

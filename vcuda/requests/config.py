@@ -151,8 +151,10 @@ _UNITS = pydantic.TypeAdapter(dict[Annotated[str, pydantic.AfterValidator(read_u
 
 
 def parse_units(text: str, taken: GpuResources) -> Mapping[str, Charge]:
-    """Parse ``gpu_units``, and return the charge of one unit of each resource. ``taken``: the resources that already
-    have a charge. Raises QuotaFault."""
+    """Parse ``gpu_units``, and return the charge of one unit of each resource. Raises QuotaFault.
+
+    ``taken``: the resources that already have a charge, so that ``gpu_units`` must not set one.
+    """
 
     def sentence(details: ErrorDetails) -> str:
         return values.sentence(details, _UnitEntry, "must be a mapping, for example amd.com/gpu: {cards: 1}")

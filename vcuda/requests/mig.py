@@ -136,7 +136,7 @@ def unknown_profile(profile: str, model: str = "") -> str:
 
 
 class MigCharges:
-    """The charge of each MIG profile on each GPU model. ``rows``: by model, the entries of ``gpu_models``."""
+    """The charge of each MIG profile on each GPU model. ``rows``: the entries of ``gpu_models`` by GPU model."""
 
     def __init__(self, rows: Mapping[str, MigModel]) -> None:
         self._rows = rows
@@ -148,7 +148,8 @@ class MigCharges:
     def _on(self, profile: str, model: str) -> Charge | None:
         """Return the charge of a profile on a GPU model; None if the model's cards have no such profile.
 
-        A model that covers several products gets the largest charge. So does a model of which no product is known.
+        If several products belong to the model, or no product is known, return the largest charge of the possible
+        products.
         """
         row = self._rows.get(model, MigModel())
         if row.mig is not None:

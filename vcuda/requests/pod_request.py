@@ -102,8 +102,10 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def needs_register(self) -> bool:
-        """True if the node must have the scheme's register, the annotation in which the vendor lists the node's cards.
-        A request for only a number of cards needs no register: NVIDIA's own device plugin can serve it too."""
+        """True if the node must have a register, the annotation by which the vendor lists the node's cards.
+
+        A request for only a number of cards needs no register, because NVIDIA's own device plugin can serve it too.
+        """
         return self.scheme is not None and self.scheme.register is not None and self.plain != self.scheme.name
 
     def charge(self, kind: str, worth: CardWorth) -> Charge:
@@ -264,7 +266,7 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
         charge, cores, misshapen = read(base, scheme, amounts)
         per_card, faults = max(per_card, cores), faults or misshapen
         charges[scheme.name] = charge
-        # The vendor's library limits only shares: less than all cores, or less than all memory, of a card.
+        # The vendor's library limits only shares of a card: requests for less than all cores, or less than all memory.
         if cores < CORES_PER_CARD or charge.card_memory < charge.cores:
             limits = (*limits, scheme.limits)
     plain = _plain_kind(resources, scheme)

@@ -142,7 +142,8 @@ class CardModels(msgspec.Struct, frozen=True, dict=True):
 
     def steps(self, products: int) -> int:
         """Return the steps (function calls) that take as long as `model_of` for this number of products."""
-        # A function call takes about as long as the comparison of a product with ten patterns.
+        # A function call takes about as long as the comparison of a product with ten patterns. So it counts as one
+        # step.
         return products * self._patterns // 10
 
     @functools.cached_property
@@ -227,7 +228,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return {resource: scheme for scheme in self.schemes for resource in scheme.resources}
 
     def unit_of(self, resource: str) -> Charge | None:
-        """Return the charge of one unit of a resource that is in no scheme; None if the charge is unknown.
+        """Return the charge of one unit of a resource that is in no vendor's scheme; None if the charge is unknown.
 
         The charge of a MIG profile is the largest on any GPU model, or a whole card if the profile is unknown.
         """

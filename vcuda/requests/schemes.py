@@ -144,7 +144,7 @@ class Scheme(msgspec.Struct, frozen=True):
 
 
 def _gpu_manager(name: str, display_name: str, vendor_domain: str, domain: str, memory_unit: int = 1) -> Scheme:
-    """Return the scheme of gpu-manager or of a fork. ``domain``: the domain of the resources and annotations."""
+    """Return the scheme of gpu-manager or of a fork. ``domain``: the domain of its resources and annotations."""
     return Scheme(
         name=name,
         display_name=display_name,
