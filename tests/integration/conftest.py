@@ -27,7 +27,7 @@ def api() -> ApiDouble:
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """A running webhook to which tests send arbitrary input.
 
-    The limit of open files of the test process is raised, because some tests open thousands of connections.
+    Some tests open thousands of connections, so the limit of open files of the test process is raised.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,5 +1,6 @@
-"""Helpers for fuzz tests, which send arbitrary input to a webhook. The webhook must always answer in JSON, must never
-show a stack trace, and must still answer valid requests.
+"""Helpers for fuzz tests, which send arbitrary input to a webhook.
+
+The webhook must always answer in JSON, never show a stack trace, and still answer valid requests.
 """
 
 import json
@@ -42,14 +43,14 @@ class Answer(NamedTuple):
 
 @dataclass
 class Target:
-    """The webhook under test, and a client connection that stays open like the API server's connections."""
+    """The webhook under test, and a client's connection that stays open, as the API server's connections do."""
 
     server: WebhookProcess
     kept: HTTPSConnection
     pid: int
 
     def assert_sound(self) -> None:
-        """Assert that valid requests get correct answers, on the open connection ``kept`` and on a new connection."""
+        """Assert that valid requests get correct answers, on the open connection ``kept`` and on a new one."""
         for connection in (self.kept, self.server.connect()):
             response = exchange(connection, "POST", "/mutate", GOOD).decoded()["response"]
             assert response["allowed"], response
@@ -60,7 +61,7 @@ class Target:
                 connection.close()
 
     def assert_kept(self, used: socket.socket | None) -> None:
-        """Compare the socket, because http.client silently opens a new one if the server has closed the connection."""
+        """Assert that the server has not closed the connection. http.client would silently open a new socket."""
         assert used is not None
         assert self.kept.sock is used
 
@@ -82,13 +83,13 @@ class Target:
         return now
 
     def memory(self, field: str) -> int:
-        """Return the current (VmRSS) or the highest (VmHWM) resident memory of the worker process in MiB."""
+        """Return the resident memory of the worker process in MiB: the current (VmRSS) or the highest (VmHWM)."""
         return memory(self.pid, field)
 
 
 @contextmanager
 def under_fire(directory: Path, *flags: str) -> Iterator[Target]:
-    """Run a webhook. At the end, its worker process must be the first one, and its log must have no stack trace."""
+    """Run a webhook. At the end, it must still have its first worker process, and no stack trace in its log."""
     quota = directory / "gpuquota.yaml"
     quota.write_text(QUOTA)
     with serving("--standalone", "--quota", quota, *flags) as server, closing(server.connect()) as kept:
@@ -104,7 +105,7 @@ def under_fire(directory: Path, *flags: str) -> Iterator[Target]:
 
 
 def for_a_while(share: float, test: Callable[[], object]) -> int:
-    """Run ``test`` repeatedly for this share of `SECONDS`, and at least once. Return the number of runs."""
+    """Run ``test`` repeatedly for this share of `SECONDS`, at least once. Return how often it was run."""
     end, times = time.monotonic() + share * SECONDS, 0
     while times == 0 or time.monotonic() < end:
         test()
@@ -117,7 +118,7 @@ def assert_harmless(reply_body: bytes) -> None:
 
 
 def read_all(connection: socket.socket) -> tuple[bytes, bool]:
-    """Return the received bytes, and False if the server keeps the connection open and waits for more input."""
+    """Return the received bytes, and whether the server has closed the connection. If not, it waits for more input."""
     data = b""
     try:
         while more := connection.recv(2**16):
@@ -130,7 +131,7 @@ def read_all(connection: socket.socket) -> tuple[bytes, bool]:
 
 
 def answers_in(data: bytes) -> list[Answer]:
-    """Parse consecutive HTTP answers. Each must have a known length, and a body of JSON or plain text."""
+    """Return the consecutive HTTP answers in the text. Each must have a length, and a body of JSON or plain text."""
     answers = []
     while data:
         head, blank, rest = data.partition(b"\r\n\r\n")

@@ -1,6 +1,6 @@
-"""A program that reads one LIST with the code of vcuda quota, so that the memory for the LIST can be measured.
+"""A program that reads one LIST with the code of vcuda quota, to measure the memory that a LIST needs.
 
-It prints the growth of its peak memory in MiB, and the number of objects that it has kept.
+It prints by how many MiB its peak memory grew, and how many objects it has kept.
 
 Usage: python -m tests.integration.list_reader KUBECONFIG WHAT, where WHAT is a key of `READERS`
 """
@@ -57,7 +57,7 @@ READERS: Mapping[str, Callable[[Kube], int]] = {
 
 def main() -> None:
     kube = Kube.connect(Path(sys.argv[1]))
-    # The peak is read from /proc, because getrusage() would include the peak of the parent process.
+    # The peak is read from /proc, because getrusage() would count the peak of the parent process too.
     before = memory(os.getpid())
     read = READERS[sys.argv[2]](kube)
     print(memory(os.getpid()) - before, read)

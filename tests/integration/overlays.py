@@ -1,4 +1,4 @@
-"""The overlays of the manifests, and the flags that their containers give to our programs."""
+"""The overlays of the manifests, and the flags that their containers pass to our programs."""
 
 import click
 import pytest
@@ -14,8 +14,8 @@ every_overlay = pytest.mark.parametrize("overlay", EVERY, ids=lambda overlay: ov
 
 
 def flags(workload: Json) -> Json:
-    """Return the flags of a container, parsed by our program. Raises UsageError if it does not know a flag."""
-    # In a cluster, kubelet replaces the variables of the downward API in the arguments. Here the test replaces them.
+    """Return the flags of a container, parsed by our program. Raises UsageError if the program rejects a flag."""
+    # In a cluster, the kubelet inserts the values of the downward API into the arguments. Here the test inserts them.
     program, command, *rest = [each.replace("$(POD_IP)", "192.0.2.1") for each in container(workload)["args"]]
     group = PROGRAMS[program]
     assert isinstance(group, click.Group)

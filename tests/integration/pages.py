@@ -15,7 +15,7 @@ from examples.usage import Sample
 
 @dataclass
 class Served:
-    """A running server of the usage page, as the leader, or as a standby if it has no ``documents``."""
+    """A running server of the usage page. It acts as the leader, or as a standby if it has no ``documents``."""
 
     sample: Sample
     documents: Documents | None = None
@@ -42,7 +42,7 @@ def serve_page(sample: Sample, teardown: ExitStack) -> Served:
 
 
 def redirection(served: Served) -> Response | None:
-    # The static files need no login, because the browser may have cached them.
+    # The static files need no login, because a browser may keep them in its cache.
     ended = served.login and flask.request.endpoint != "static"
     return flask.redirect(served.login) if ended else None
 

@@ -1,4 +1,4 @@
-"""Serving certificates of one CA, and two functions that replace the files of a certificate in different ways."""
+"""Serving certificates of one CA, and two ways to replace the files of a certificate."""
 
 import shutil
 import ssl
@@ -21,14 +21,14 @@ def new_leaf(days: int = 90) -> Signed:
 
 
 def write_plainly(directory: Path, leaf: Signed) -> None:
-    """Overwrite certificate and key in place, as an editor or ``cp`` does."""
+    """Overwrite certificate and key in place, as an editor or the command ``cp`` does."""
     directory.mkdir(exist_ok=True)
     (directory / "tls.crt").write_bytes(leaf.certificate_pem())
     (directory / "tls.key").write_bytes(leaf.key_pem())
 
 
 def write_as_kubelet(directory: Path, leaf: Signed) -> None:
-    """Replace the link ``..data`` in one step, and remove its former directory, as the kubelet's AtomicWriter does."""
+    """Replace the link ``..data`` in one step, and remove its former target, as the kubelet's AtomicWriter does."""
     version = directory / f"..2026_11_21_08_00_00.{next(VERSIONS)}"
     version.mkdir(parents=True)
     write_plainly(version, leaf)

@@ -67,5 +67,5 @@ def patched(pod: Json, response: Json) -> Json:
 
 
 def with_uid(pod: Json) -> Json:
-    """Return the pod with a uid, which the API server sets between the mutating and the validating webhooks."""
+    """Return the pod with a uid, which the API server sets between the calls of /mutate and /validate."""
     return {**pod, "metadata": {**pod["metadata"], "uid": str(uuid.uuid4())}}

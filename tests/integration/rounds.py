@@ -1,4 +1,4 @@
-"""Runs a reflector (a cache of objects, kept current by a watch) for a limited number of attempts."""
+"""Runs a reflector (a cache of objects that a watch updates) for a limited number of attempts."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,13 +24,13 @@ class Thing(msgspec.Struct, frozen=True):
 
 
 def thing(raw: bytes) -> int | None:
-    """Return the integer value of an object, or None for 0, so that the reflector does not keep the object."""
+    """Return the integer value of an object. For 0 return None, so that the reflector does not keep the object."""
     return msgspec.json.decode(raw, type=Thing).value or None
 
 
 @dataclass
 class Rounds:
-    """Replaces the sleep of the reflector. It records each delay, and ends the reflector after ``limit`` delays."""
+    """Replaces the sleep of the reflector. It records the delays, and ends the reflector after ``limit`` of them."""
 
     limit: int
     delays: list[float] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Rounds:
 
 @dataclass
 class Run:
-    """The result of running a reflector: the reflector, its delays (``rounds``), and the events that it reported."""
+    """The result of running a reflector. ``rounds``: its delays. It also has the events that were reported."""
 
     reflector: Reflector[int]
     rounds: Rounds
@@ -53,7 +53,7 @@ class Run:
 
 
 def run(kube: Kube, limit: int, look: Look = lambda _: None, **settings: Any) -> Run:
-    """Run a reflector for ``limit`` attempts, without sleep and without jitter. ``look`` is called after each event."""
+    """Run a reflector for ``limit`` attempts, without sleep and jitter. ``look`` is called after each event."""
     events: list[tuple[int | None, int | None]] = []
     rounds = Rounds(limit)
     reflector: Reflector[int]

@@ -1,4 +1,4 @@
-"""A server (of the package kmock) with scripted answers, for errors that a healthy API server does not make."""
+"""A server (of the package kmock) with scripted answers. It makes errors that a healthy API server does not make."""
 
 import asyncio
 import json
@@ -14,14 +14,14 @@ import kmock
 
 @dataclass(frozen=True)
 class Answer:
-    """A scripted answer: the HTTP status, the headers, and the payload from which kmock makes the body."""
+    """A scripted answer: the HTTP status, the headers, and the payload of which kmock makes the body."""
 
     payload: kmock.Payload
     status: int = 200
     headers: Mapping[str, str] | None = None
 
     def render(self) -> kmock.Payload:
-        """Return kmock's response. Its status is always set, because kmock would otherwise repeat the last one."""
+        """Return kmock's response. It always has a status, because kmock would otherwise repeat the last status."""
         response: kmock.Payload = kmock.Response(  # type: ignore[attr-defined]  # kmock's __all__ lacks Response
             status=self.status, headers=self.headers, payload=self.payload
         )
@@ -30,11 +30,10 @@ class Answer:
 
 @dataclass
 class Script:
-    """The scripted answers of the server, in the order in which they are given.
+    """The scripted answers of the server, in order.
 
-    ``seen``: the requests.
-    ``watches``: the answers to watch requests. When no such answer is left, a watch stays open and silent.
-    ``answers``: the answers to all other requests.
+    ``seen``: the requests. ``watches``: the answers to watch requests. After the last of them, a watch stays open and
+    silent. ``answers``: the answers to all other requests.
     """
 
     answers: deque[Answer] = field(default_factory=deque)
@@ -48,7 +47,7 @@ class Script:
         return (self.watches.popleft() if self.watches else Answer(SILENT)).render()
 
     def asked(self) -> list[str]:
-        """Return each request as ``LIST``, or ``WATCH`` with the version from which the watch starts."""
+        """Return each request as ``LIST``, or as ``WATCH`` with the version at which the watch begins."""
         return [in_short(request) for request in self.seen]
 
 
@@ -78,7 +77,7 @@ def serving(script: Script) -> Iterator[str]:
 
 
 def write_kubeconfig(path: Path, server: str, user: Mapping[str, str], way: Mapping[str, str] | None = None) -> None:
-    """Write a kubeconfig with one context. ``way``: more fields of its cluster, for example ``proxy-url``."""
+    """Write a kubeconfig with one context. ``way``: more fields of the cluster in it, for example ``proxy-url``."""
     document = {
         "apiVersion": "v1",
         "kind": "Config",

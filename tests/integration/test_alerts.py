@@ -1,4 +1,4 @@
-"""Each alert of the component prometheus fires on the metrics of its problem, and not on similar metrics without it.
+"""Tests that each alert of the component prometheus fires on its problem's metrics, and not on similar metrics.
 
 The PromQL queries in docs/workloads.md return the documented figures. promtool evaluates rules and queries.
 """
@@ -51,7 +51,7 @@ Series = Mapping[str, str]
 def fault_of_value(
     directory: Path, expression: str, series: Mapping[str, str], expected: float, *, at: str, rules: object = None
 ) -> str:
-    """Return an empty text if the expression has the expected value at time ``at``, and otherwise promtool's output."""
+    """Return an empty text if the expression has the expected value at time ``at``; otherwise promtool's output."""
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("no promtool on PATH: install Debian's package prometheus")
@@ -71,7 +71,7 @@ def fault_of_value(
 
 
 class Case(NamedTuple):
-    """Sets of metric series with which an alert must fire, and sets with which it must be silent."""
+    """An alert's metric series: sets on which it must fire, and sets on which it must not fire."""
 
     firing: Sequence[Series]
     silent: Sequence[Series]
@@ -197,7 +197,7 @@ WAITING = 'jobs_waiting{namespace="team-a"}'
 
 
 def quota(limit: float, used: float) -> dict[str, float]:
-    """Return the metrics of the leader, and of a former leader, whose series remain in Prometheus for some minutes."""
+    """Return the metrics of the leader and of a former leader, whose series Prometheus keeps for some minutes."""
     leaders = [QUOTA.replace("}", f',pod="vcuda-controller-{pod}"}}') for pod in "ab"]
     names = {"vcuda_quota_limit_cards": limit, "vcuda_quota_used_cards": used}
     return {f"{name}{leader}": value for name, value in names.items() for leader in leaders}

@@ -1,6 +1,6 @@
-"""Runs every command of `python -m bench` that needs no whole control plane, with small sizes.
+"""Tests that run every command of `python -m bench` that needs no whole control plane, with small sizes.
 
-tests/e2e/test_bench.py runs the other commands. The command `extender` starts an API server, which must be on PATH.
+tests/e2e/test_bench.py runs the other commands. The command `extender` needs an API server on PATH.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""`vcuda-certs` and the controller read the serving certificate of an endpoint by TLS, even from an unknown issuer."""
+"""Tests of how `vcuda-certs` and the controller read serving certificates by TLS, even from an unknown issuer."""
 
 import socket
 import ssl
@@ -63,7 +63,7 @@ def test_a_server_without_tls_or_an_answer_times_out(tmp_path: Path, monkeypatch
 
 
 def of_version_6(leaf: Signed) -> bytes:
-    """Return a PEM certificate whose X.509 version number does not exist. OpenSSL still serves this certificate."""
+    """Return a PEM certificate whose X.509 version number does not exist. OpenSSL serves it anyway."""
     content = leaf.certificate.public_bytes(Encoding.DER)
     version_3, version_6 = bytes.fromhex("a003020102"), bytes.fromhex("a003020105")
     assert content.count(version_3) == 1
@@ -71,7 +71,7 @@ def of_version_6(leaf: Signed) -> bytes:
 
 
 def test_an_unreadable_certificate_is_handled_as_an_unreachable_endpoint(tmp_path: Path) -> None:
-    """Such a certificate must not stop `vcuda-certs` or the leading controller."""
+    """Such a certificate must not stop `vcuda-certs` or the leader of the controllers."""
     with serving(tmp_path, of_version_6(LEAF)) as server:
         [(leaf, fault)] = served_leaves([server.address], "x")
     assert leaf is None
@@ -87,7 +87,7 @@ def watched(api: ApiDouble, *addresses: str) -> CertificateWatch:
 
 
 def store_slice(api: ApiDouble, name: str, service: str, address: str) -> None:
-    """Store an EndpointSlice with this address, and with an address that is not ready and so must not be read."""
+    """Store an EndpointSlice with this address, and with an unready address, which must not be read."""
     host, _, port = address.rpartition(":")
     found = {
         "metadata": {"labels": {"kubernetes.io/service-name": service}},
@@ -115,7 +115,7 @@ def test_the_controller_exports_when_each_endpoints_certificate_ends(tmp_path: P
 
 
 def test_the_controller_shows_new_endpoints_at_once_and_forgets_those_that_are_gone(tmp_path: Path) -> None:
-    """Each certificate is read again after a few minutes. The endpoints are listed every few seconds."""
+    """The endpoints are listed every few seconds. The certificate of a known endpoint is read every few minutes."""
     api = ApiDouble()
     with serving(tmp_path) as first, serving(tmp_path) as second:
         watch = watched(api, first.address)

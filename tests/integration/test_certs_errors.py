@@ -66,7 +66,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("command", ["rotate", "status"])
 def test_the_ca_and_the_serving_certificate_must_be_in_two_secrets(kubeconfig: Path, command: str) -> None:
-    """The webhook mounts the Secret of the serving certificate, so it could read the CA's key."""
+    """The webhook mounts the serving certificate's Secret. If it had the CA, the webhook could read the CA's key."""
     ended = run(kubeconfig, command, "--ca-secret", "vcuda-webhook-tls")
     assert ended.exit_code == 2
     assert "--ca-secret and --serving-secret must be different" in ended.output
@@ -76,7 +76,7 @@ def test_the_ca_and_the_serving_certificate_must_be_in_two_secrets(kubeconfig: P
 def test_a_clock_that_differs_from_the_api_servers_stops_everything(
     script: Script, store: ClusterStore, off: timedelta
 ) -> None:
-    """With a wrong clock, valid certificates would seem expired, and new certificates would not be valid yet."""
+    """By a wrong clock, valid certificates would seem expired, and new certificates would not be valid yet."""
     date = {"Date": format_datetime(NOW, usegmt=True)}
     missing = Answer({"message": "not found"}, status=404, headers=date)
     script.answers += [missing, *[Answer({"items": []}, headers=date)] * 2, missing, NO_SLICES]
@@ -85,7 +85,7 @@ def test_a_clock_that_differs_from_the_api_servers_stops_everything(
 
 
 def test_the_endpoints_are_those_of_all_pages_of_the_services_slices(script: Script, store: ClusterStore) -> None:
-    """An endpoint that the rotation misses could still serve a certificate whose CA is no longer trusted."""
+    """If the rotation missed an endpoint, the endpoint could serve a certificate that is no longer trusted."""
     ports = [{"name": "https", "port": port} for port in free_ports(2)]
     slices = [{"addressType": "IPv4", "endpoints": [{"addresses": ["127.0.0.1"]}], "ports": [port]} for port in ports]
     script.answers += [
@@ -114,7 +114,7 @@ def configuration(
 def test_a_configuration_without_our_label_is_never_written_and_is_reported_with_the_command(
     script: Script, store: ClusterStore
 ) -> None:
-    """When the CA changes, the caBundle of this configuration stays unchanged, so calls of its webhooks fail."""
+    """When the CA changes, this configuration keeps its old caBundle, so calls of its webhooks fail."""
     items = [
         configuration("vcuda-quota", LABELS),
         configuration("lost", {"app.kubernetes.io/part-of": "another"}),
@@ -132,7 +132,7 @@ def test_a_configuration_without_our_label_is_never_written_and_is_reported_with
 
 
 def test_a_configuration_that_another_tool_manages_is_still_read(script: Script, store: ClusterStore) -> None:
-    """`status` must report whether the caBundles of this configuration trust the served certificates."""
+    """`status` must report whether the configuration's caBundles trust the served certificates."""
     theirs = {"metadata": {"name": "s", "annotations": {"cert-manager.io/certificate-name": "webhook"}}}
     items = [configuration("vcuda-quota", LABELS, INJECTED), configuration("lost", {})]
     script.answers += [Answer(theirs), NONE, Answer({"items": items}), NO_SLICES]
@@ -143,7 +143,7 @@ def test_a_configuration_that_another_tool_manages_is_still_read(script: Script,
 
 
 class Failing(World):
-    """A test double of the cluster's Secrets and webhook configurations. The next writes to it raise ``faults``."""
+    """A test double of the cluster's Secrets and webhook configurations. Its next writes raise ``faults``."""
 
     faults: list[Exception]
 

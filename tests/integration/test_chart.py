@@ -1,4 +1,4 @@
-"""The Helm chart renders the same objects as kustomize, and rejects wrong values with their names."""
+"""Tests that the Helm chart renders the same objects as kustomize, and names the values that it rejects."""
 
 import itertools
 import json
@@ -34,7 +34,7 @@ DIGEST = f"sha256:{'0' * 64}"
 
 
 def combinations() -> list[tuple[str, ...]]:
-    """Return each component, each pair, and the two largest sets, except sets that the chart rejects."""
+    """Return each component, each pair, and the two largest sets, without the sets that the chart rejects."""
     fork = "node-agent-nvidia-vcuda"
     largest = (COMPONENTS.keys() - left_out for left_out in ({"hami", fork}, {"scheduler", fork}))
     chosen = [set(), *({each} for each in COMPONENTS), *map(set, itertools.combinations(COMPONENTS, 2)), *largest]
@@ -50,7 +50,7 @@ def test_the_chart_gives_each_object_that_kustomize_gives(components: tuple[str,
 
 
 def test_the_commands_of_the_page_render() -> None:
-    """docs/install.md must have a command that enables HAMi, cert-manager and Prometheus together."""
+    """docs/install.md must have one command that enables HAMi, cert-manager and Prometheus together."""
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8").replace("\\\n", "")
     found = [re.findall(r"--set (\S+)", command) for command in re.findall(r"^helm install .*$", page, re.MULTILINE)]
     usual = "hami.enabled=true,certManager.enabled=true,prometheus.enabled=true"
@@ -67,7 +67,7 @@ def test_helm_3_and_helm_4_find_no_fault_in_the_chart(name: str) -> None:
 
 
 def test_the_templates_are_those_of_the_manifests() -> None:
-    """If this test fails, run `make chart`, which writes the templates."""
+    """If this test fails, run `make chart`, which writes the templates of the chart."""
     written = {path.name: path.read_text() for path in (CHART / "templates").glob("*.yaml")}
     generated = {name: text for name, text in written.items() if text.startswith(HEADER)}
     assert generated == templates()

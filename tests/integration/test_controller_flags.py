@@ -1,4 +1,4 @@
-"""Invalid flags of the controller's commands, and errors of the scheduler extender when it starts."""
+"""Tests of invalid flags of the controller's commands, and of errors when the scheduler extender starts."""
 
 import socket
 import subprocess
@@ -52,8 +52,8 @@ ADVERTISE = (*EXTENDER, "--extender-cert-dir", ".", "--extender-advertise")
         ((*EXTENDER, "--extender-cert-dir", "nowhere", *CLIENT_CA), "nowhere/tls.crt cannot be read"),
         (("--extender-address", "here", "--extender-cert-dir", "."), "must be HOST:PORT"),
         *(((*ADVERTISE, text), f"got {text!r}") for text in ("me", "a.example:1", ":1", "[fe80::1%eth0]:1")),
-        # The controller may forget the age of a pending charge after one resync period. So the charge must expire
-        # earlier.
+        # The controller may forget the age of a pending charge after one resync period. So a charge must expire within
+        # it.
         (
             ("--storable-seconds", "301"),
             "--resync-seconds: must be at least twice --storable-seconds (301); got 600.",
@@ -92,7 +92,7 @@ def test_bad_flags_are_reported_before_anything_starts(tmp_path: Path, flags: tu
 def test_an_address_that_cannot_be_bound_is_bad_input(
     tmp_path: Path, command: tuple[str, ...], flag: str, address: str, says: str
 ) -> None:
-    """The command fails before it contacts an API server, so the test needs none."""
+    """The command fails before it calls an API server, so the test needs no API server."""
     write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1", {"token": "letmein"})
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "{}:{}".format(*taken.getsockname()) if address == "taken" else address
@@ -143,7 +143,7 @@ def test_journals_that_cannot_be_read_are_a_fault_after_three_tries_and_it_is_re
 def test_the_end_of_a_loop_is_reported_as_a_fault(
     beginning: Extender, faults: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If this end were not reported, nobody would notice that the work of the loop has stopped."""
+    """If the end were not reported, nobody would notice that the loop no longer works."""
 
     def broken(*_: object) -> None:
         raise RuntimeError("a fault")

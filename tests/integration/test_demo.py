@@ -25,7 +25,7 @@ def output() -> str:
 
 
 def rows(output: str) -> dict[str, list[str]]:
-    """Return the rows of the printed table: for each pod or claim its line, and the indented lines below it."""
+    """Return the rows of the printed table. A row is the line of a pod or claim, and the indented lines below it."""
     table = output.partition("NAME ")[2].splitlines()[1:]
     found: dict[str, list[str]] = {}
     for line in table[: table.index("")]:
@@ -93,7 +93,7 @@ fi
 
 
 def make_demo(directory: Path) -> tuple[list[str], list[str]]:
-    """Run `make demo` with a python that only logs its calls. Return the lines of the output and of the log."""
+    """Run `make demo` with a program python that only logs its calls. Return the lines of the output and the log."""
     log, python = directory / "log", directory / "python3"
     python.write_text(PYTHON.format(log=log))
     python.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The text of the Dockerfile. `make image-tar` builds the image, and tests/image tests what was built."""
+"""Tests of the text of the Dockerfile. `make image-tar` builds the image, which tests/image tests."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ Stage = list[tuple[str, str]]
 
 
 def stages() -> list[Stage]:
-    """Return the instructions before the first stage, and those of each stage."""
+    """Return the instructions before the first stage, and the instructions of each stage."""
     found: list[Stage] = [[]]
     for line in DOCKERFILE.read_text().replace("\\\n", "").splitlines():
         name, _, text = line.partition(" ")
@@ -40,7 +40,7 @@ def test_both_stages_have_the_base_that_a_builder_may_choose() -> None:
 
 
 def test_only_the_environment_is_copied_from_the_build_and_it_runs_as_a_numeric_non_root_user() -> None:
-    """The image has no ENTRYPOINT, because the manifests name the program."""
+    """The manifests name the program to run, so the image has no ENTRYPOINT."""
     _, _, final = stages()
     assert texts(final, "COPY") == ["--from=build /opt/vcuda /opt/vcuda"]
     assert texts(final, "USER") == ["65532:65532"]

@@ -1,4 +1,4 @@
-"""Every command in the sh blocks of README, CONTRIBUTING and docs/ is typed by a test, or listed as one for people."""
+"""Tests that every command in sh blocks of README, CONTRIBUTING and docs/ is run by a test, or is for people."""
 
 import os
 import re
@@ -21,7 +21,7 @@ BLOCK = re.compile(r"^ *```sh\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
 def documented() -> Iterator[tuple[str, str]]:
-    """Yield for each command the heading of its section, and the command as one line without comments."""
+    """Yield each command as one line without comments, together with the heading of its section."""
     for page in PAGES:
         heading = page.name
         for part in re.split(r"^(##+ .*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
@@ -53,7 +53,7 @@ def test_every_documented_command_is_typed_by_a_test_or_only_by_people() -> None
 
 @pytest.mark.parametrize("page", ["troubleshooting", "operations", "upgrade"])
 def test_a_chapter_with_a_command_for_kustomize_has_one_for_helm(page: str) -> None:
-    """On an installation with Helm, the commands for kustomize replace the image and all values."""
+    """On an installation with Helm, the commands for kustomize would overwrite the image and all values."""
     chapters = re.split(r"^## ", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     of_kustomize = [found for found in chapters if any(" -k manifests/" in block for block in BLOCK.findall(found))]
     without = [

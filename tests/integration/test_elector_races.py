@@ -1,4 +1,4 @@
-"""Two controllers compete for the Lease in virtual time. Even if their calls fail or are late, only one leads."""
+"""Tests of two controllers that compete for the Lease in virtual time. Calls fail or are late, but only one leads."""
 
 import heapq
 import itertools
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 class World:
-    """A virtual clock for several threads. Only one thread runs at a time, in the order of their wake-up times."""
+    """A virtual clock for several threads. It runs one thread at a time, in the order of their wake-up times."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -65,7 +65,7 @@ FATES = ("ok", "slow", "rejected", "lost request", "lost reply", "late", "write 
 
 
 class Phase(NamedTuple):
-    """A number of consecutive calls to the API server that have the same outcome."""
+    """A number of consecutive calls of the API server with the same outcome."""
 
     fate: str
     calls: int
@@ -80,7 +80,7 @@ class Life(NamedTuple):
 
 
 class Network:
-    """The connection of one candidate to the API server. It delays or loses calls as the test requires."""
+    """A Lease candidate's connection to the API server. It delays or loses calls as the test requires."""
 
     def __init__(self, world: World, phases: Iterable[Phase]) -> None:
         self._world = world
@@ -120,7 +120,7 @@ def _ignoring_rejection(effect: Effect) -> None:
 
 
 class _Through(ApiDouble):
-    """A client of the API server. It uses the connection of one candidate for the Lease."""
+    """A client of the API server for one candidate, over the candidate's connection."""
 
     def __init__(self, shared: ApiDouble, network: Network) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class _Through(ApiDouble):
 
 
 class Election:
-    """Two candidates for one Lease. ``leaders``: the candidates that act as the leader now."""
+    """Two candidates for one Lease. ``leaders``: the candidates that act as leaders now."""
 
     def __init__(self, timing: LeaseTiming, horizon: float) -> None:
         self.world = World()
@@ -196,7 +196,7 @@ def test_there_are_never_two_leaders_and_finally_one(lease_seconds: int, lives: 
 @pytest.mark.parametrize("last", ["write lost", "lost request", "last moment", "late"])
 @pytest.mark.parametrize("lease_seconds", [5, 30])
 def test_a_leader_cut_off_has_stopped_when_another_leads(lease_seconds: int, last: str, calls: int) -> None:
-    """The leader's calls first fail immediately, and later time out."""
+    """The calls of the leader fail immediately at first, and time out later."""
     cut_off = (Phase("ok", 6), Phase("rejected", calls), Phase(last, 20))
     election = Election(LeaseTiming.of(lease_seconds), horizon=lease_seconds * 6.0)
     election.hold((Life(cut_off, 0, None), Life((), 0.02, None)))

@@ -1,4 +1,4 @@
-"""The memory of the scheduler extender, as a separate process, while it receives several of the largest bodies."""
+"""Tests of the memory of the scheduler extender, a separate process, when it receives several largest bodies."""
 
 import itertools
 import ssl
@@ -54,7 +54,7 @@ def extender(tmp_path: Path) -> Iterator[Extender]:
 
 
 def largest(end: bytes) -> Iterator[bytes]:
-    """Yield the largest permitted body with whole nodes, as the scheduler sends them. ``end`` closes the JSON."""
+    """Yield parts of the largest permitted body with whole nodes, as from the scheduler. ``end`` closes the JSON."""
     count, rest = divmod(MAX_BODY - len(HEAD) - len(END), len(NODE % 0))
     yield from itertools.chain([HEAD], (NODE % number for number in range(count)), [b" " * rest, end])
 
@@ -84,7 +84,7 @@ def test_only_one_of_the_largest_bodies_is_held_at_once_and_only_from_the_schedu
     answers: set[int],
     most: int,
 ) -> None:
-    """Before the extender limited its bodies, eight incomplete or chunked bodies took 1,278 MiB."""
+    """Before the extender had this limit, eight incomplete or chunked bodies took 1,278 MiB."""
     context = ssl.create_default_context(cafile=tmp_path / "ca.crt")
     if shown:
         context.load_cert_chain(tmp_path / shown / "tls.crt", tmp_path / shown / "tls.key")

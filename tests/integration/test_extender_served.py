@@ -1,4 +1,4 @@
-"""The scheduler extender answers the scheduler's calls over TLS, and rejects the calls of other clients."""
+"""Tests that the scheduler extender answers the scheduler's calls over TLS, and rejects other clients."""
 
 import http.client
 import json
@@ -77,7 +77,7 @@ def scheduler(extender: Server, tmp_path: Path) -> Iterator[Scheduler]:
 def test_only_the_scheduler_is_answered(
     api: ApiDouble, listening: Listening, tmp_path: Path, registry: CollectorRegistry, who: str
 ) -> None:
-    """Without client certificates, anybody who reaches the port could bind any pod to any node."""
+    """If client certificates were not required, everybody who reaches the port could bind any pod to any node."""
     shown: dict[str, Path | None] = {
         "nobody": None,
         "the extender itself": tmp_path,
@@ -100,7 +100,7 @@ def test_only_the_scheduler_is_answered(
 def test_a_client_that_only_does_the_handshake_delays_no_other_and_is_not_logged(
     extender: Server, scheduler: Scheduler
 ) -> None:
-    """`vcuda-certs` reads the certificate like this. A stack trace for each would delay other calls by a second."""
+    """`vcuda-certs` reads a certificate by a handshake alone. A stack trace for each would delay calls by a second."""
     with structlog.testing.capture_logs() as logs:
         for _ in range(40):
             assert served_leaf(f"127.0.0.1:{extender.port}", "localhost")
@@ -123,7 +123,7 @@ class Body:
 
 
 def test_large_bodies_are_read_one_at_a_time_and_small_ones_concurrently() -> None:
-    """Without this limit, eight incomplete large bodies would take more than a gigabyte."""
+    """If eight incomplete large bodies were read at a time, they would take more than a gigabyte."""
     application = create_application({"/x": lambda body: body}, ExtenderMetrics(CollectorRegistry()))
 
     def call(body: Body, length: int) -> bytes:
@@ -244,7 +244,7 @@ def test_a_renewed_certificate_is_served_only_to_new_connections(
 
 
 def test_a_stop_closes_every_connection(extender: Server, scheduler: Scheduler) -> None:
-    """A replica that no longer leads must not answer on an open connection."""
+    """A replica that no longer leads must not answer, even on an open connection."""
     assert prioritized(scheduler)
     assert scheduler.sock is not None
     scheduler.auto_open = 0

@@ -1,4 +1,4 @@
-"""If another webhook changes a pod after /mutate, /validate rejects the pod or charges it for its whole request."""
+"""Tests of pods that another webhook changes after /mutate: /validate rejects them, or charges their whole request."""
 
 import asyncio
 import copy
@@ -61,7 +61,7 @@ def limits(pod: Manifest, chance: random.Random) -> dict[str, Any]:
 
 
 def terms(pod: Manifest) -> list[Manifest]:
-    """Return the terms of the pod's required node affinity, or one empty term that is not part of the pod."""
+    """Return the terms of the pod's required node affinity. If it has none, return one empty term."""
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     return (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or [{}]
 
@@ -110,7 +110,7 @@ def selected_otherwise(pod: Manifest, chance: random.Random) -> None:
 
 
 def reaches_beyond(pod: Manifest, chance: random.Random) -> None:
-    """Change the pod: add a field that gives access to an uncharged GPU, or a similar field that is harmless."""
+    """Change the pod: add a field that gives access to an uncharged GPU, or a similar field that does not."""
     each = chance.choice(containers(pod))
     value = chance.choice(["all", "0", "none", "void", "", None])
     more: list[tuple[Manifest, str, Any]] = [

@@ -1,4 +1,4 @@
-"""The webhook still answers valid requests while other clients are slow or silent, are many, or send large bodies."""
+"""Tests that the webhook answers valid requests while other clients are slow, silent or many, or send large bodies."""
 
 import json
 import socket
@@ -50,7 +50,7 @@ def having_sent(data: bytes, connection: socket.socket) -> socket.socket:
 
 
 def no_reader(target: Target) -> socket.socket:
-    """Return the connection of a client that has sent many requests and reads no answer. All buffers are full."""
+    """Return the connection of a client that sends many requests and reads no answer. All buffers are full."""
     connection = target.shake_hands(receive_buffer=2304)
     connection.setblocking(False)
     with suppress(ssl.SSLWantWriteError):
@@ -88,7 +88,7 @@ def test_a_crowd_does_not_delay_good_requests(target: Target, crowd: ExitStack, 
 
 
 def test_a_request_that_does_not_arrive_in_time_gets_408(target: Target) -> None:
-    """Each request has its own time limit. So a request that another client began later is still in time."""
+    """Each request has its own time limit. A request that another client began later is still in time."""
     with target.shake_hands() as connection, ExitStack() as crowd:
         connection.sendall(HEAD)
         data, turns = b"", 0
@@ -116,7 +116,7 @@ def trickle(connection: ssl.SSLSocket) -> bytes:
 
 
 def test_incomplete_bodies_of_all_clients_together_are_bounded(target: Target, crowd: ExitStack) -> None:
-    """If all incomplete bodies together are too large, the server ends the oldest requests with 408."""
+    """If the incomplete bodies are too large together, the server ends the oldest requests with 408."""
     before = target.note_memory("before halves of bodies")
     many = 2 * CROWD
     held = [crowd.enter_context(KINDS["half a body"](target)) for _ in range(many)]
@@ -127,7 +127,7 @@ def test_incomplete_bodies_of_all_clients_together_are_bounded(target: Target, c
 
 
 def read_beneath(connection: socket.socket) -> None:
-    """Read the raw bytes of the connection until its end. A TLS connection would hide a reset."""
+    """Read the raw bytes of the connection to the end. A TLS connection would hide a reset."""
     while socket.socket.recv(connection, 2**16):
         pass
 
@@ -135,7 +135,7 @@ def read_beneath(connection: socket.socket) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["silent", "unused"])
 def test_ten_thousand_idle_connections_do_not_block_new_clients(target: Target, crowd: ExitStack, kind: str) -> None:
-    """If there are too many connections, the server resets the oldest idle connections, but none that is in use."""
+    """If there are too many connections, the server resets the oldest idle ones, and none that is in use."""
     used, most = target.kept.sock, MAX_CONNECTIONS
     many = IDLE if kind == "silent" or SECONDS > 60 else CROWD
     before = target.server.metric("vcuda_connections_shed_total")
@@ -155,7 +155,7 @@ def test_ten_thousand_idle_connections_do_not_block_new_clients(target: Target, 
 
 
 def test_clients_that_leave_while_others_connect_do_no_harm(target: Target) -> None:
-    """In one pass of its event loop, the server gets new connections, and the ends of those that it is closing."""
+    """One pass of the server's event loop gets both new connections and the ends of connections that it closes."""
     with ExitStack() as crowd:
         held = [crowd.enter_context(target.open()) for _ in range(MAX_CONNECTIONS)]
         for connection in held:
@@ -167,7 +167,7 @@ def test_clients_that_leave_while_others_connect_do_no_harm(target: Target) -> N
 
 @pytest.mark.parametrize("chunks", [False, True], ids=["by length", "in chunks"])
 def test_bodies_of_100_mib_are_rejected_and_not_kept(target: Target, chunks: bool) -> None:
-    """The server reads a part of the rejected body, so that the client gets the answer, and closes the connection."""
+    """The server reads a part of the rejected body, so that the client gets the answer, and then disconnects."""
     before = target.note_memory("before large bodies")
     head = b"Transfer-Encoding: chunked\r\n\r\n" if chunks else f"Content-Length: {LARGE}\r\n\r\n".encode()
     part = b"100000\r\n" + b" " * 2**20 + b"\r\n" if chunks else b" " * 2**20
@@ -191,7 +191,7 @@ def test_bodies_of_100_mib_are_rejected_and_not_kept(target: Target, chunks: boo
 
 @pytest.mark.timeout(900)
 def test_memory_does_not_grow_with_repeated_crowds(target: Target) -> None:
-    """When they leave, some of the clients disconnect at once, and others first send more bytes."""
+    """At the end, some clients disconnect at once, and others first send more bytes."""
 
     seen: list[int] = []
 
@@ -208,8 +208,8 @@ def test_memory_does_not_grow_with_repeated_crowds(target: Target) -> None:
 
     for_a_while(2 * SHARE, come_and_go)
     quarter = len(seen) // 4
-    # The process keeps the memory that the first clients needed. So the last quarter of the readings is compared with
-    # the quarter before. The minimum of each quarter counts, because a single reading may be a peak.
+    # The process keeps memory that the first clients needed. So the last quarter of the readings is compared with the
+    # quarter before. The minimum of each quarter counts, because one reading may be a peak.
     before, after = min(seen[2 * quarter : 3 * quarter]), min(seen[3 * quarter :])
     print(
         f"resident memory after {len(seen)} crowds of {len(KINDS) * FEW}: {after} MiB, a quarter of them ago {before}"
@@ -218,7 +218,7 @@ def test_memory_does_not_grow_with_repeated_crowds(target: Target) -> None:
 
 
 def test_the_memory_of_a_connection_is_free_as_soon_as_it_closes(target: Target) -> None:
-    """The server must free it even before the time limit of the incomplete request is over."""
+    """The memory must be free before the time limit of the incomplete request is over."""
 
     def come_and_go() -> None:
         with ExitStack() as stack:
@@ -233,7 +233,7 @@ def test_the_memory_of_a_connection_is_free_as_soon_as_it_closes(target: Target)
 
 
 def slow_large(target: Target) -> socket.socket:
-    """Return a connection that has sent the first part of a large body. The rest waits for the large reviews."""
+    """Return a connection that has sent the first part of a large body. The rest waits for other large reviews."""
     connection = target.shake_hands()
     connection.setblocking(False)
     with suppress(ssl.SSLWantWriteError):
@@ -244,7 +244,7 @@ def slow_large(target: Target) -> socket.socket:
 
 
 def test_a_thousand_senders_that_stop_short_of_a_large_body_take_less_than_132_mib(tmp_path: Path) -> None:
-    """The server first reads only a part of each large body, and limits the bytes of all incomplete bodies together."""
+    """The server first reads a part of each large body, and bounds the bytes of all incomplete bodies together."""
     with under_fire(tmp_path) as target, ExitStack() as crowd:
         before = target.memory("VmRSS")
         for _ in range(1000):

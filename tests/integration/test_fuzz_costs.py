@@ -1,4 +1,4 @@
-"""Searches for reviews of at most 64 KiB for which the event loop makes the most function calls."""
+"""Searches for reviews of at most 64 KiB that cost the event loop the most function calls."""
 
 import itertools
 import string
@@ -36,7 +36,7 @@ Item = Callable[[int], Any]
 
 
 def most_calls(body: bytes) -> int:
-    """Return the bound on the function calls of a review: linear in its size and in the number of GPU models."""
+    """Return the bound on function calls for a review: linear in its size and in the number of GPU models."""
     return len(body) + CALLS_OF_A_MODEL * MODELS + CALLS_OF_A_STEP * MAX_REVIEW_STEPS
 
 
@@ -83,7 +83,7 @@ def merged(item: Callable[[int], dict[str, Any]], size: int) -> dict[str, Any]:
 
 @st.composite
 def items(draw: st.DrawFn, room: int) -> Mapping[str, Any]:
-    """Parts of a pod that together have about ``room`` bytes. Each part repeats one form of an item."""
+    """Return parts of a pod that have about ``room`` bytes together. Each part repeats one form of an item."""
     of = draw(
         st.dictionaries(
             st.sampled_from(PARTS),
@@ -157,7 +157,7 @@ ENTRIES: tuple[Item, ...] = (
 
 @st.composite
 def claims(draw: st.DrawFn) -> Manifest:
-    """ResourceClaims of up to 64 entries. Entries differ by one or two rules, or not at all."""
+    """ResourceClaims of up to 64 entries, which are equal, or differ by one or two rules."""
     name, forms = (
         draw(st.sampled_from(sorted(CLASSES))),
         draw(st.lists(st.sampled_from(ENTRIES), min_size=1, max_size=2)),

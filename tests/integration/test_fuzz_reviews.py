@@ -1,4 +1,4 @@
-"""The webhook answers every malformed AdmissionReview in JSON, and never admits a GPU pod beyond the quota."""
+"""Tests that the webhook answers every malformed AdmissionReview in JSON, and admits no GPU pod beyond the quota."""
 
 import json
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ ODD = [None, True, *NUMBERS, *TEXTS, [], {}, [[]], [None], {"": None}, *DEEP, *N
 
 
 def written(value: object) -> str:
-    """Return the JSON text of a value. Each `Token` in the value is inserted unchanged."""
+    """Return the JSON text of the value. A `Token` in it is inserted unchanged."""
     if isinstance(value, Token):
         return value
     if isinstance(value, dict):
@@ -77,7 +77,7 @@ def without(value: Json, key: str | int) -> Json:
 
 @st.composite
 def spoilt_reviews(draw: st.DrawFn) -> bytes:
-    """AdmissionReviews of a valid pod, each with up to three random changes. Some are cut off or have extra bytes."""
+    """AdmissionReviews of a valid pod, with up to three random changes each. Some are cut off, or have extra bytes."""
     pod = draw(strategies.pods())
     if draw(st.booleans()):
         pod = with_uid(pinned(pod))
@@ -92,7 +92,7 @@ def spoilt_reviews(draw: st.DrawFn) -> bytes:
 
 
 def must_be_rejected(body: bytes) -> bool:
-    """Return whether this review creates a GPU pod beyond its quota. The webhook uses another JSON parser."""
+    """Return whether the review creates a GPU pod beyond its quota, by another JSON parser than the webhook's."""
     try:
         asked = json.loads(body)["request"]
         pod = asked["object"]

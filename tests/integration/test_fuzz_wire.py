@@ -1,4 +1,4 @@
-"""Clients send bytes that are not HTTP, or ambiguous HTTP.
+"""Tests of clients that send bytes that are not HTTP, or ambiguous HTTP.
 
 The server gives each request one answer in JSON, and then closes the connection.
 """

@@ -1,4 +1,4 @@
-"""No client can use up threads or memory of the controller's HTTP server for status and usage, or stop the process."""
+"""Tests that no client can use up threads or memory of the controller's HTTP server, or stop its process."""
 
 import socket
 import threading
@@ -117,7 +117,7 @@ def test_a_slow_request_times_out_although_every_byte_is_in_time(running: Serve,
 def test_a_huge_head_or_body_is_rejected_before_the_timeout(running: Serve) -> None:
     server = running(seconds=60, max_body=1000)
     answer = ask(server, b"GET / HTTP/1.1\r\nX: " + b"a" * 2 * MAX_HEAD_BYTES)
-    # The server may reset the connection, because it has not read the whole request. Then the client gets no answer.
+    # The server has not read the whole request, so it may reset the connection. Then the client gets no answer.
     assert answer[:13] in (b"HTTP/1.1 413 ", b"")
     assert ask(server, b"POST / HTTP/1.1\r\nContent-Length: 1001\r\n\r\n").startswith(b"HTTP/1.1 413 ")
 

@@ -1,4 +1,4 @@
-"""How `make image-tar` finds the index of pip and the mirror of Debian, and what it reports if it cannot build."""
+"""Tests of how `make image-tar` finds pip's index and Debian's mirror, and of its messages if it cannot build."""
 
 import configparser
 import os
@@ -12,7 +12,7 @@ from tools.image import __main__ as image_tar, buildah, debian
 
 @pytest.fixture(autouse=True)
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only directory on PATH. The log of the programs is in the same directory."""
+    """The only directory on PATH. It also has the log of the programs in it."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(buildah, "CACHE", tmp_path)
     monkeypatch.setattr(buildah, "LOG", tmp_path / "build.log")
@@ -26,7 +26,7 @@ def install(directory: Path, program: str, script: str) -> None:
 
 
 def test_pip_in_the_build_has_the_index_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable of the environment replaces the setting of a file. Directories of this machine are not passed on."""
+    """An environment variable replaces the setting of a file. The build gets no directories of this machine."""
     file = tmp_path / "pip.conf"
     file.write_text("[global]\nindex-url = https://file.example\ntrusted-host = a.example\n    b.example\n")
     for name in [name for name in os.environ if name.startswith("PIP_")]:

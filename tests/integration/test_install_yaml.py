@@ -1,4 +1,4 @@
-"""One file of manifests has the objects of the chart, with the names that were chosen, and rejects the same input."""
+"""Tests of the single file of manifests. It has the chart's objects with chosen names, and rejects the same input."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""``vcuda-certs issue`` writes keys and certificates that OpenSSL's own verifier and real TLS connections accept."""
+"""Tests that OpenSSL's verifier and TLS connections accept the keys and certificates of ``vcuda-certs issue``."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def new_set(*, with_ca_key: bool = False) -> tuple[File, ...]:
 
 
 def handshake(directory: Path, hostname: str) -> str:
-    """Serve one TLS connection with the files of ``directory`` to a client that checks ``hostname``."""
+    """Serve one TLS connection with the files of ``directory`` to a client that expects the name ``hostname``."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(directory / "tls.crt", directory / "tls.key")
     client = ssl.create_default_context(cafile=directory / "ca.crt")
@@ -64,7 +64,7 @@ def handshake(directory: Path, hostname: str) -> str:
 
 
 def test_the_program_writes_keys_that_their_owner_alone_can_read_and_shows_none(directory: Path) -> None:
-    """The umask of the process is 0, so only the program itself restricts the modes."""
+    """The umask of the process is 0, so that only the program itself can restrict the modes."""
     program = "import os; os.umask(0); from certs.cli import main; main()"
     command = (sys.executable, "-c", program, "issue", "--dir", directory, "--ca-key")
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -79,7 +79,7 @@ def test_the_program_writes_keys_that_their_owner_alone_can_read_and_shows_none(
 
 
 def test_a_key_has_its_mode_before_it_has_content(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise another user could open the empty file, and read the key when it is written."""
+    """If the mode were set later, another user could open the empty file, and read the key after it is written."""
     opened: dict[str, int] = {}
     real = os.open
 
@@ -112,7 +112,7 @@ def test_openssl_accepts_the_chain_only_for_a_server(directory: Path, purpose: s
 
 @pytest.mark.parametrize("hostname", ["localhost", "127.0.0.1", "::1", "vcuda-webhook.vcuda-system.svc"])
 def test_a_strict_client_completes_a_handshake_with_every_name(directory: Path, hostname: str) -> None:
-    """The last name is the one by which the API server calls the webhook's Service."""
+    """The last name is that of the webhook's Service, by which the API server calls the webhook."""
     run("--dir", directory, *(SERVICE if hostname.endswith("svc") else ()))
     assert handshake(directory, hostname) == "hello"
 
@@ -187,7 +187,7 @@ def test_force_replaces_the_whole_set_and_no_other_file(directory: Path, earlier
     assert sorted(after) == sorted(SERVING)
     assert all(after[name] != before[name] for name in SERVING)
     assert handshake(directory, "localhost") == "hello"
-    # Next to the files, the directory has notes.txt, the link ..data, and the directory to which ..data links.
+    # The directory also has notes.txt, the link ..data, and the directory that ..data points to.
     assert len(listing(directory)) == len(SERVING) + 3
 
 
@@ -213,7 +213,7 @@ def test_a_reader_finds_a_complete_set_at_every_step(directory: Path, monkeypatc
 def test_a_write_that_fails_keeps_the_old_set_and_cleans_up(
     directory: Path, monkeypatch: pytest.MonkeyPatch, failing_step: int
 ) -> None:
-    """The program syncs three files and a directory before it replaces the links. Each of the four calls fails once."""
+    """The program syncs three files and a directory before it replaces links. Each of the four calls fails once."""
     write_files(directory, new_set())
     old, listed = contents(directory), listing(directory)
     steps = iter(range(4))

@@ -1,4 +1,4 @@
-"""For each kind of failure, our API client raises its own exception. The answers are scripted."""
+"""Tests that our API client raises a separate exception for each kind of failure. The answers are scripted."""
 
 import asyncio
 from pathlib import Path
@@ -86,7 +86,7 @@ def test_an_incomplete_or_late_answer_raises_an_error(kube: Kube, script: Script
 
 
 def test_no_request_is_repeated_after_a_failure(kube: Kube, script: Script) -> None:
-    """A write whose answer was lost may have been stored. So the caller must read the object before it retries."""
+    """A write whose answer was lost may be stored. So the caller must read the object before it retries."""
     script.answers.append(torn(b"{"))
     with pytest.raises(Unavailable):
         kube.post(PATH, b"{}")
@@ -136,7 +136,7 @@ def by_file(server: str, token: Path, tmp_path: Path) -> Kube:
 
 
 def test_an_expired_token_is_read_again_and_the_request_is_retried(script: Script, token: Path, by_file: Kube) -> None:
-    """Without our code, Kubernetes' Python client would read a token file again only after a minute, or never."""
+    """Kubernetes' Python client alone would read a token file again only after a minute, or never."""
     token.write_text("new\n")
     script.answers.extend([status(401, "Unauthorized"), Answer({"fine": True})])
     assert by_file.put(f"{PATH}/a", b"{}") == b'{"fine": true}'
@@ -192,7 +192,7 @@ def test_an_answer_that_is_not_a_list_is_an_error(kube: Kube, script: Script, bo
 
 
 def test_a_page_that_is_too_large_is_requested_again_with_fewer_objects(kube: Kube, script: Script) -> None:
-    """The client does not read the rest of the large page, so it closes this connection."""
+    """The client closes the connection, because it does not read the rest of the large page."""
 
     async def go_on() -> bytes:
         return b"x" * 2**20

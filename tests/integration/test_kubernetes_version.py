@@ -1,4 +1,4 @@
-"""If the Kubernetes version is too old, every program ends with one error, and makes no other request."""
+"""Tests that every program ends with one error if the Kubernetes version is too old, and makes no other request."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ EVERY = (*CERTS, *LASTING)
 
 
 class Versioned(Script):
-    """Answers /version with these answers, and repeats the last one. Any other request gets a 503."""
+    """Answers requests for /version with these answers, and then repeats the last one. Other requests get a 503."""
 
     def __init__(self, *versions: Answer) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`make chart` and `make install-yaml` render the manifests with kustomize, which is built without a Kubernetes."""
+"""Tests that `make chart` and `make install-yaml` render the manifests by kustomize or kubectl, without a cluster."""
 
 import subprocess
 from pathlib import Path
@@ -12,7 +12,7 @@ PRINTED = "apiVersion: v1\nkind: Namespace\nmetadata: {name: printed}\n"
 
 
 def install(directory: Path, program: str, argument: str) -> None:
-    """Write a program that prints `PRINTED` if it is run with this argument and one directory."""
+    """Write a program that prints `PRINTED` if its arguments are this one and a directory."""
     path = directory / program
     path.write_text(f'#!/bin/sh\n[ "$1/$#" = {argument}/2 ] && printf "{PRINTED}"\n')
     path.chmod(0o755)

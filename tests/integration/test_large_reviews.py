@@ -1,4 +1,4 @@
-"""Reviews of large pods, and of edits of the quota, are not decided in the event loop's thread."""
+"""Tests that reviews of large pods, and of edits of the quota, are not decided in the event loop's thread."""
 
 import asyncio
 import functools
@@ -62,7 +62,7 @@ def in_a_loop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[...,
 
 
 class Ledgers(MemoryLedgers):
-    """A test double of the ledgers. It records the thread of each call, and awaits ``until`` before each charge."""
+    """A test double of the ledgers. It records the thread of each call. Before each charge, it awaits ``until``."""
 
     def __init__(self, until: Callable[[], Any] | None = None) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ async def test_a_large_pod_gets_the_same_answer_as_a_small_one(path: str) -> Non
 @pytest.mark.parametrize("path", ["/mutate", "/validate"])
 @in_a_loop
 async def test_a_small_pod_whose_decision_takes_long_is_decided_by_the_thread_with_the_same_answer(path: str) -> None:
-    """The pod lists many products, and each product is compared with many rows of `gpu_models`."""
+    """The pod lists many products. The webhook compares each of them with many rows of `gpu_models`."""
     models = CardModels({f"M{number}": ProductRow((f"*-{number}",)) for number in range(100)})
     policy = policy_for(NamespaceQuota({"M40": Limit(400)}), nodes=Nodes(named=models))
     listed = term(requirement(MODEL, "In", *(f"x-{number}-40" for number in range(MAX_REVIEW_STEPS))))
@@ -134,7 +134,7 @@ async def test_a_small_pod_whose_decision_takes_long_is_decided_by_the_thread_wi
 
 @in_a_loop
 async def test_a_small_pod_with_many_mig_profiles_is_decided_by_the_thread_in_any_namespace() -> None:
-    """Each profile is compared with the cards whose slices `gpu_models` states."""
+    """The webhook compares each profile with the cards whose slices `gpu_models` states."""
     models = CardModels({"M40": ProductRow(mig=MigSlices(7, 8), memory=80 * 1024)})
     policy = msgspec.structs.replace(
         policy_for(NamespaceQuota({"M40": Limit(400)})), resources=GpuResources(models=models)
@@ -170,7 +170,7 @@ MANY_VALUES = {f"node-{n}": {MODEL: f"GRID-{n:050}"} for n in range(100)}
 )
 @in_a_loop
 async def test_a_pod_whose_patch_is_too_large_is_rejected_with_the_bound(manifest: Manifest, mode: Mode) -> None:
-    """Each term of the pod's node affinity gets the same requirements, which may be long."""
+    """/mutate adds the same requirements, which may be long, to each term of the pod's node affinity."""
     named = CardModels({"M40": ProductRow(("GRID-*",))})
     pools = tuple(f"pool-{n:050}" for n in range(100)) if "resourceClaims" in manifest["spec"] else ()
     quota = NamespaceQuota({"M40": Limit(400)}, pools=pools, mode=mode)
@@ -187,7 +187,7 @@ async def test_a_pod_whose_patch_is_too_large_is_rejected_with_the_bound(manifes
 
 
 def too_deep(size: int) -> bytes:
-    """Return the review of a claim whose parameters have more levels than a decoder reads."""
+    """Return the review of a claim whose parameters are nested deeper than a decoder reads."""
     parameters = b"[" * 3000 + b"]" * 3000
     manifest = {**claim(entry()), "metadata": {"name": "c", "annotations": {"deep": "DEEP"}}}
     return body(manifest).replace(b'"DEEP"', parameters).ljust(size)
@@ -241,7 +241,7 @@ async def test_many_large_pods_at_once_fill_the_quota_exactly() -> None:
 
 @in_a_loop
 async def test_large_pods_that_wait_for_their_ledger_delay_no_other() -> None:
-    """All large reviews that may run concurrently can wait for their ledgers at the same time."""
+    """All large reviews that may run at the same time can wait for their ledgers together."""
     together = asyncio.Event()
 
     async def until_all_are_there() -> None:
@@ -257,7 +257,7 @@ async def test_large_pods_that_wait_for_their_ledger_delay_no_other() -> None:
 
 @in_a_loop
 async def test_the_event_loop_serves_others_while_a_large_pod_is_decided() -> None:
-    """A second large review waits until the thread for large reviews is free."""
+    """A second large review waits while the thread for large reviews is busy."""
     webhook = service(MemoryLedgers())
     async with computing(webhook, ReviewDeadline.after(PATIENT)):
         behind = asyncio.create_task(allowed(webhook, "/validate", large()))
@@ -286,7 +286,7 @@ async def computing(webhook: Service, deadline: ReviewDeadline) -> AsyncIterator
 
 @in_a_loop
 async def test_a_large_pod_whose_caller_disconnects_is_no_longer_computed() -> None:
-    """A thread cannot be interrupted. So the thread itself checks regularly whether the caller has disconnected."""
+    """A thread cannot be interrupted. So it checks regularly whether its caller has disconnected."""
     logged: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
     async with computing(service(MemoryLedgers()), deadline := ReviewDeadline.after(PATIENT)) as task:
@@ -310,7 +310,7 @@ async def test_a_large_pod_whose_deadline_passes_while_it_waits_for_its_turn_is_
 
 @pytest.mark.parametrize("path", ["/mutate", "/validate"])
 def test_a_large_pod_whose_deadline_passes_while_it_is_computed_is_dropped(path: str) -> None:
-    """The test runs the review 40 times. Each time, the deadline passes at a later one of the review's checks."""
+    """The test runs the review 40 times. Each time, the deadline passes at a later one of its checks."""
 
     async def end_of(checks: int) -> DropReason | None:
         ticks = itertools.count(-checks)
@@ -330,7 +330,7 @@ def test_a_large_pod_whose_deadline_passes_while_it_is_computed_is_dropped(path:
 
 @in_a_loop
 async def test_a_large_pod_whose_charge_may_be_written_is_decided_even_after_its_deadline() -> None:
-    """If the review were dropped, its charge might be written without a pod, and would use quota until it expires."""
+    """The charge might be written, and would use quota until it expires, although the review was dropped."""
     asked = asyncio.Event()
 
     async def outlast_the_deadline() -> None:

@@ -1,4 +1,4 @@
-"""Our programs read a LIST of large objects, which tenants can create, in little memory."""
+"""Tests that our programs read a LIST of large objects, which tenants can create, in little memory."""
 
 import json
 import subprocess
@@ -63,7 +63,7 @@ REST = {
 
 
 class Lists(Script):
-    """Answers each LIST in pages of large objects. LISTs of kinds that are not in `SAMPLES` are empty."""
+    """Answers each LIST in pages of large objects. LISTs of kinds without an entry in `SAMPLES` are empty."""
 
     def __call__(self, request: kmock.Request) -> kmock.Payload:
         kind = str(request.url.path).rpartition("/")[2]

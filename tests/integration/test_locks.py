@@ -1,4 +1,4 @@
-"""The lock files have a permitted version, with hashes, of each required package, and no unneeded package."""
+"""Tests that the lock files have a permitted version with hashes of each required package, and no other package."""
 
 import configparser
 import importlib.metadata
@@ -40,7 +40,7 @@ BASE = requirements(("options", "install_requires"))
 
 
 def test_the_lock_has_an_allowed_version_of_everything_that_setup_cfg_requires() -> None:
-    """If this test fails, run `make lock`, which writes the lock file."""
+    """If this test fails, run `make lock`, which writes the lock files."""
     locked = entries(LOCK)
     assert [str(each) for each in IMAGE if canonicalize_name(each.name) not in locked] == []
     rejected = [str(each) for each in IMAGE if version_in(locked[canonicalize_name(each.name)]) not in each.specifier]

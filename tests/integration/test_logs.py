@@ -1,4 +1,4 @@
-"""Log lines are written in batches. No line is lost or repeated, and a warning is written without delay."""
+"""Tests that log lines are written in batches. None is lost or repeated, and warnings are written without delay."""
 
 import io
 import threading

@@ -1,4 +1,4 @@
-"""`make image` builds the image with the first of docker, podman and buildah that is installed.
+"""Tests that `make image` builds the image with the first of docker, podman and buildah that is installed.
 
 If none is installed, it prints one line that says what to install.
 """
@@ -18,10 +18,10 @@ IMAGE = "registry.example/vcuda-quota:1.2.3"
 
 
 def make(directory: Path, *arguments: str, engines: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run `make image` with a PATH that has only make, a shell and these engines.
+    """Run `make image` with a PATH that only has make, a shell and these engines.
 
-    Each engine is a script that logs its arguments. The variable MAKELEVEL is removed, because with it the messages of
-    make begin with `make[1]`.
+    Each engine is a script that logs its arguments. The variable MAKELEVEL is removed, because with it make's messages
+    begin with `make[1]`.
     """
     for program in ("make", "sh"):
         (directory / program).symlink_to(shutil.which(program) or program)

@@ -1,4 +1,4 @@
-"""Tests of the leading controller: the health that it reports, objects that it cannot decode, and its stop."""
+"""Tests of the leader of the controllers: its reported health, objects that it cannot decode, and its stop."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -62,7 +62,7 @@ def test_a_replica_that_stops_reserves_nothing_any_more(world: ReservationWorld)
 def test_a_reservation_is_reaped_when_none_of_its_pods_can_be_stored_any_more(
     world: ReservationWorld, leader: int, rate: float
 ) -> None:
-    """The leader measures the reservation's age on its own clock, from when it first saw the reservation."""
+    """The leader measures the age of the reservation by its own clock, from the time when it first saw it."""
     world.crash(A)
     world.recount(leader)
     [holder] = world.ledger().reserved
@@ -132,7 +132,7 @@ def test_a_write_without_an_answer_is_repeated_unchanged_until_its_outcome_is_kn
     assert len({*sent}) == 1
     assert len(sent) == mine + 1
     world.go_on(world.replicas[A])
-    # If the ledger was deleted, a new ledger has no pending charges. The new ledger admits nothing until all charges of
-    # the deleted ledger are counted.
+    # If the ledger was deleted, the new ledger has no pending charges. It admits nothing until the charges of the
+    # deleted ledger are counted.
     known = set() if status == HTTPStatus.NOT_FOUND else set(world.storable())
     assert world.ledger().pending.keys() == known

@@ -1,6 +1,6 @@
 """A state machine for reservations (quota that a replica holds in advance).
 
-In any order of steps, and with any faults of replicas, leaders and API calls, no charge exceeds the limit.
+No charge may exceed the limit, for any order of steps and any faults of replicas, leaders and API calls.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Tests that each rule for reservations is needed: if the code breaks the rule on purpose, a scenario must fail."""
+"""Tests that each rule for reservations is needed: if a test breaks the rule in the code, a scenario must fail."""
 
 import functools
 import math
@@ -28,7 +28,7 @@ def test_nothing_admits_too_much_and_nothing_stays_charged(scenario: scenarios.S
     scenarios.play(scenario, ReservationWorld())
 
 
-# Each of these functions breaks the rule for reservations that `MUTANTS` names. The scenarios must detect this.
+# Each of these functions breaks the rule that `MUTANTS` has for it. The scenarios must detect this.
 
 grant, send, confirmed = ReplicaReservation.grant, ReplicaReservation.send, ReplicaReservation.confirmed
 observe, flushed, start = ReplicaReservation.observe, ReplicaReservation.flushed, ReplicaReservation.__init__
@@ -113,7 +113,7 @@ reservations = ChargeAges.reservations
 
 
 def reservations_as(**changed: float) -> Callable[..., Overdue]:
-    """Return a version of `ChargeAges.reservations` that reads these values in each reservation."""
+    """Return a version of `ChargeAges.reservations` that sees these values in each reservation."""
 
     def expired(ages: ChargeAges, namespace: str, ledger: Ledger, *now: Any) -> Overdue:
         reserved = {replica: msgspec.structs.replace(each, **changed) for replica, each in ledger.reserved.items()}
@@ -149,7 +149,7 @@ def planned_without_total(ledger: Ledger, quota: NamespaceQuota, demand: Demand)
 
 
 class Broken(NamedTuple):
-    """Breaks a rule: attribute ``name`` of ``where`` becomes ``value``. ``scenario`` must then fail with ``wrong``."""
+    """Breaks a rule: it sets attribute ``name`` of ``where`` to ``value``. ``scenario`` must fail with ``wrong``."""
 
     where: object
     name: str

@@ -32,7 +32,7 @@ def cards(number: int) -> Charge:
 
 
 def demand(seconds: float = 2.0, **grants: Sequence[Charge]) -> Demand:
-    """Return a demand: a charge of V100 ``seconds`` ago, another one halfway, and the charges in ``grants`` now."""
+    """Return a demand for V100: a charge ``seconds`` ago, another one halfway, and the charges in ``grants`` now."""
     now = 0.0
     demand = Demand(lambda: now)
     demand.add("first", "V100", CARD)
@@ -49,7 +49,7 @@ def demand(seconds: float = 2.0, **grants: Sequence[Charge]) -> Demand:
 
 
 def reserving(number: int) -> tuple[ReplicaReservation, Ledger]:
-    """Return a lease with a confirmed reservation of ``number`` cards, and the ledger that has this reservation."""
+    """Return a lease whose reservation of ``number`` cards was written, and the ledger with this reservation."""
     lease = ReplicaReservation(lambda: 0.0)
     ledger = lease.send(Ledger(), {"M40": cards(number)})
     lease.confirmed(answered=0.0)
@@ -57,13 +57,13 @@ def reserving(number: int) -> tuple[ReplicaReservation, Ledger]:
 
 
 def admitted(lease: ReplicaReservation, *uids: str) -> list[str]:
-    """Return those of ``uids`` that the reservation admits, in order. Each is charged one card."""
+    """Return the uids that the reservation admits, in the order of ``uids``. Each is charged one card."""
     return [uid for uid in uids if lease.grant(uid, Pending("M40", CARD), created=0.0)]
 
 
 @pytest.mark.parametrize(("seconds", "uids"), [(RESERVATION_SECONDS, ["a"]), (RESERVATION_SECONDS + 0.1, [])])
 def test_a_reservation_admits_until_ten_seconds_after_its_write_was_sent(seconds: float, uids: list[str]) -> None:
-    """The answer to the write, two seconds later, does not extend the time."""
+    """The answer to the write arrives two seconds later, which does not extend the ten seconds."""
     now = 0.0
     lease = ReplicaReservation(lambda: now)
     lease.send(Ledger(), {"M40": cards(10)})
@@ -109,7 +109,7 @@ def test_charges_admitted_during_a_write_use_up_the_next_reservation_and_are_in_
 def test_the_counter_shows_whether_a_write_without_an_answer_was_stored(
     stored: bool, unwritten: list[str], uids: list[str]
 ) -> None:
-    """If it was stored, nobody knows when. So the replica admits nothing before its next confirmed write."""
+    """If the write was stored, its time is unknown. So the replica admits nothing before its next confirmed write."""
     lease, old = reserving(4)
     admitted(lease, "a")
     new = lease.send(lease.flushed(old), {"M40": cards(4)})
@@ -119,7 +119,7 @@ def test_the_counter_shows_whether_a_write_without_an_answer_was_stored(
 
 
 def test_a_replica_whose_reservation_was_removed_admits_nothing_and_forgets_its_charges() -> None:
-    """The process that removed the reservation has counted these charges."""
+    """The process that removed the reservation has counted the charges that the replica admitted from it."""
     lease, _ = reserving(4)
     admitted(lease, "a")
     lease.observe(Ledger())
@@ -180,20 +180,20 @@ def test_quota_that_other_replicas_reserve_is_not_free() -> None:
 
 @pytest.mark.parametrize(("seconds", "reserved"), [(2.0, 30), (1.5, 40), (0.1, 600), (0.0, 600)])
 def test_demand_that_has_just_begun_is_a_rate_too(seconds: float, reserved: int) -> None:
-    """If a short demand were not extrapolated, a replica would reserve far too little at the start of a burst."""
+    """At the start of a burst, a replica would reserve far too little if it did not extrapolate a short demand."""
     quota = NamespaceQuota({"M40": Limit(1_000_000)})
     assert plan_reservation(Ledger(), quota, demand(seconds, M40=[CARD] * 12)).charges == {"M40": cards(reserved)}
 
 
 def test_a_model_with_little_demand_is_reserved_together_with_others() -> None:
-    """The pods of a namespace are spread over its models, so a replica gets only a few pods of one model."""
+    """The pods of a namespace are spread over its models, so a replica gets few pods of each model."""
     quota = NamespaceQuota({"M40": Limit(100_000), "P100": Limit(100_000)})
     reserved = plan_reservation(Ledger(), quota, demand(M40=[CARD] * 12, P100=[CARD])).charges
     assert reserved == {"M40": cards(30), "P100": cards(MIN_GRANTS)}
 
 
 def test_a_replica_reserves_with_its_first_charge_if_others_have_charges_pending() -> None:
-    """If only its own charges counted, each of many replicas would make four writes before its first reservation."""
+    """If only its own charges counted, each of many replicas would write four times before its first reservation."""
     own, limits = Demand(lambda: 0.0), NamespaceQuota({"M40": Limit(100_000)})
     own.add("own", "M40", CARD)
     others = {str(number): Pending("M40", CARD) for number in range(MIN_GRANTS - 1)}
@@ -294,7 +294,7 @@ def test_without_the_time_of_creation_or_of_the_answer_nothing_is_admitted_from_
 def test_an_object_created_too_long_after_the_last_write_is_not_admitted_from_a_reservation(
     seconds: int, *, granted: bool
 ) -> None:
-    """Both times are by the API server's clock. A large difference shows that this machine was suspended."""
+    """The API server's clock gives both times. A large difference means that this machine was suspended."""
     reservation = ReplicaReservation(lambda: 0.0)
     reservation.send(Ledger(), {"M40": cards(10)})
     reservation.confirmed(answered=1_000_000.0)

@@ -1,4 +1,4 @@
-"""Tests of the retrier of rejected workloads: the oldest rejections come first, and no more pods retry than fit."""
+"""Tests of the retrier of rejected workloads. The oldest rejections come first, and only as many pods retry as fit."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,7 +32,7 @@ NODES = Nodes(LABELS)
 
 
 def owner(limits: Mapping[str, int] = ONE, missing: int = 1, **spec: Any) -> Owner:
-    """Return a ReplicaSet that lacks ``missing`` pods of one container. ``spec`` extends its pod template."""
+    """Return a ReplicaSet that lacks ``missing`` pods of one container. ``spec``: more fields of its pod template."""
     template = {"spec": {"containers": [container(limits)], **spec}}
     return read({"spec": {"replicas": missing + 3, "template": template}, "status": {"replicas": 3}})
 
@@ -42,12 +42,12 @@ def read(manifest: Mapping[str, Any]) -> Owner:
 
 
 def rooms(free: Mapping[str, int | FreeQuota]) -> dict[str, FreeQuota]:
-    """Return the free quota of each model. A plain number is the number of free cores, with unlimited memory."""
+    """Return the free quota of each model. A plain number means free cores, with unlimited memory."""
     return {model: FreeQuota(room) if isinstance(room, int) else room for model, room in free.items()}
 
 
 def chosen(free: Mapping[str, int | FreeQuota], *owners: Owner, quota: NamespaceQuota = QUOTA) -> list[int]:
-    """Return the indexes of the owners that may retry. ``owners`` are in the order of their rejections."""
+    """Return the indexes of the owners that may retry. ``owners`` are ordered by the age of their rejections."""
     rejected = [RejectedOwner(str(index), f"2026-01-01T00:00:0{index}Z", each) for index, each in enumerate(owners)]
     in_order = retries.oldest_first(reversed(rejected))
     return [int(each.path) for each in retries.select_retries(in_order, quota, rooms(free), NODES)]
@@ -95,13 +95,13 @@ def test_the_oldest_owners_retry_first_and_no_more_than_fit(
 
 
 def test_rejections_at_the_same_time_are_ordered_by_path() -> None:
-    """If two rejections are equally old, each pass of the retrier must choose the same one."""
+    """If two rejections are equally old, each pass of the retrier must choose the same one first."""
     same = [RejectedOwner(path, "2026-01-01T00:00:00Z", owner()) for path in ("c", "a", "b")]
     assert [each.path for each in retries.oldest_first(same)] == ["a", "b", "c"]
 
 
 def test_a_workload_retries_when_the_last_slice_of_a_card_is_free() -> None:
-    """One of seven slices is 14.28… hundredths of a card. The free quota is rounded down, to 14."""
+    """A seventh of a card is 14.28… hundredths of a card. The free quota is rounded down to 14 hundredths."""
     use = ModelUse("A100", limit=1, used=0.86, pending=0, available=0.14)
     slices = owner({"nvidia.com/mig-1g.5gb": 1}, missing=2)
     quota = NamespaceQuota({"A100": Limit(100)})
@@ -134,8 +134,8 @@ SHARE = {"nvidia.com/vcuda-core": 50, "nvidia.com/vcuda-memory": 600}
         ),
         pytest.param(Limit(800), FreeQuota(800), [owner(SHARE)] * 3, [0, 1, 2], id="memory is not limited"),
         pytest.param(Limit(800, 0), FreeQuota(800, 0), [owner(SHARE)], [], id="a memory limit of 0"),
-        # The limit is 7 cards with 100 MiB together, so one card is charged 14 2/7 MiB. Six cards use 85.7 MiB, which
-        # is reported as 86. So only 14 MiB are reported as free, but the seventh card fits.
+        # The limit is 7 cards with 100 MiB together, so one card is charged 14 2/7 MiB. Six cards use 85.7 MiB,
+        # reported as 86. So only 14 MiB are reported as free, but the seventh card fits.
         pytest.param(Limit(700, 100), FreeQuota(100, 14), [owner()], [0], id="the last card despite rounding"),
     ],
 )
@@ -164,7 +164,7 @@ def test_there_is_more_room_if_any_model_has_more(room: FreeQuota, other: FreeQu
 def store_event(
     api: ApiDouble, name: str, kind: str = "Job", message: str = f"{OVER_QUOTA}: M40 in namespace team-a"
 ) -> None:
-    """Store an Event that reports a rejected pod. The Event is about the pod's owner, by default a Job."""
+    """Store an Event that reports a rejected pod. The Event names the pod's owner, by default a Job."""
     event = {"involvedObject": {"kind": kind, "name": name}, "message": message}
     path = f"/api/v1/namespaces/team-a/events/{len(api.objects)}"
     api.store(path, {**event, "metadata": {"name": path.rpartition("/")[2]}})
@@ -175,7 +175,7 @@ REJECTED = {"spec": {"replicas": 1}, "status": {"conditions": [failure()]}}
 
 
 class Retried:
-    """A retrier for namespace team-a, with much free quota and some rejected workloads. The test sets the clock."""
+    """A retrier for namespace team-a, with much free quota and some rejected workloads. The test sets its clock."""
 
     def __init__(self, api: ApiDouble, owners: int, tick: float = 0.0) -> None:
         self.api, self.now, self.tick = api, 0.0, tick
@@ -190,7 +190,7 @@ class Retried:
         assert self.queue.next() == "team-a"
 
     def add_owner(self, name: str) -> None:
-        """Store a ReplicaSet whose condition reports the rejection of its pod. No Event is stored."""
+        """Store a ReplicaSet. Its status condition, and no Event, reports that its pod was rejected."""
         spec = {"replicas": 1, "template": {"spec": {"containers": [container(ONE)]}}}
         path = f"{REPLICA_SETS.format('team-a')}/{name}"
         self.api.store(path, {**REJECTED, "metadata": {"name": name}, "spec": spec})
@@ -205,7 +205,7 @@ class Retried:
 
 
 def test_an_owner_that_cannot_be_judged_in_time_is_judged_in_a_later_pass(api: ApiDouble) -> None:
-    """Each reading of the clock moves the clock on by a fifth of the time that one pass may take."""
+    """Each reading of the clock advances it by a fifth of the time that one pass may take."""
     retried = Retried(api, owners=40, tick=BUDGET_SECONDS / 5)
     for _ in range(20):
         before = retried.told()
@@ -229,7 +229,7 @@ def test_the_paths_of_deleted_owners_are_forgotten_while_some_owners_are_never_j
 def test_a_pass_without_rejections_is_one_list_and_sometimes_finds_owners_without_events(
     api: ApiDouble,
 ) -> None:
-    """The Event of a rejected owner may have expired, or was never written. So sometimes a pass also lists owners."""
+    """The Event of a rejected owner may have expired or was never written. So some passes also list owners."""
     retried = Retried(api, owners=0)
 
     def lists() -> int:
@@ -313,7 +313,7 @@ def test_a_daemon_set_without_a_usable_model_retries_once_after_nodes_change(
 
 
 def test_a_daemon_set_without_free_quota_retries_after_nodes_change(api: ApiDouble) -> None:
-    """Its pod is then rejected for quota, so the DaemonSet is found when quota becomes free."""
+    """After the retry its pod is rejected for quota. So the DaemonSet retries again when quota becomes free."""
     retried = Retried(api, owners=0)
     store_daemon_set(api, "train")
     retried.retrier.report("team-a", NamespaceUse("team-a", "enforce", (ModelUse("M40", 200, 200, 0, 0),)))
@@ -322,7 +322,7 @@ def test_a_daemon_set_without_free_quota_retries_after_nodes_change(api: ApiDoub
 
 
 def test_free_quota_stays_recorded_while_a_new_report_replaces_it() -> None:
-    """A check that reads no free quota in between would end, and no later check would follow."""
+    """If a check in between read no free quota, the retries would end, and no later check would follow."""
 
     class Record(dict[str, Mapping[str, FreeQuota]]):
         def __setitem__(self, namespace: str, free: Mapping[str, FreeQuota]) -> None:

@@ -1,4 +1,4 @@
-"""Tests of forced deletions. The ledger must charge a GPU until no container can use it any more."""
+"""Tests of forced deletions. The ledger must charge a GPU until no container can use it."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -32,7 +32,7 @@ def test_a_gpu_stays_charged_while_a_container_may_use_it_and_no_longer(scenario
 
 
 class Broken(NamedTuple):
-    """Breaks a rule on purpose: attribute ``name`` of ``where`` becomes ``value``. Then ``scenario`` must fail."""
+    """Breaks a rule: it sets attribute ``name`` of ``where`` to ``value``. Then ``scenario`` must fail."""
 
     where: object
     name: str
@@ -162,8 +162,9 @@ def test_a_standby_measures_the_ages_of_charges_before_it_leads() -> None:
 
 
 def test_a_claim_stays_in_the_count_until_the_watch_of_pods_shows_that_its_pod_has_ended() -> None:
-    """The claim watch shows that the pod has released the claim, before the pod watch shows that the pod has ended. If
-    the charge became terminating then, it would stay for a fixed time.
+    """The claim watch may show that the pod released the claim before the pod watch shows that the pod has ended.
+
+    If the claim no longer counted, its charge would stay for a fixed time.
     """
     world = RunningWorld()
     pod = running(world, "pod", LONG, claimed=True)
@@ -216,7 +217,7 @@ def test_a_pod_that_uses_claims_and_may_run_for_long_is_recorded_before_it_is_ad
     assert world.used() == 0
 
 
-# Tests of deletions that no watch saw: the count is lower than before, but new pods may hide the decrease
+# Tests of deletions that no watch saw. The count is lower than before, unless new pods hide the decrease.
 
 
 @cases(
@@ -227,7 +228,7 @@ def test_a_pod_that_uses_claims_and_may_run_for_long_is_recorded_before_it_is_ad
     a_replica_may_have_admitted_some_of_the_new_charges=(1, 2, 1),
 )
 def test_charges_that_a_replica_may_have_admitted_hide_no_deletion(reserved: int, arrived: int, held: int) -> None:
-    """The sum of the charges may stay the same if a new pod is stored and another pod is deleted unobserved.
+    """If a new pod is stored and another pod is deleted unobserved, the sum of the charges may stay the same.
 
     A pod that a replica admits from its reservation is stored before its charge is pending in the ledger.
     """

@@ -1,4 +1,4 @@
-"""A state machine test of deletions, restarts and changes of leader in any order.
+"""A state machine test of deletions, restarts and changes of the leader in any order.
 
 The ledger must charge every GPU that the kubelet may still use.
 """
@@ -29,7 +29,7 @@ BOUND = 5
 
 
 class RunningMachine(RuleBasedStateMachine):
-    """Simulates deleted pods. Each rule is one step of one process, such as the leader or the kubelet."""
+    """Simulates deletions of pods. Each rule is one step of one process, such as the leader or the kubelet."""
 
     @initialize(graces=st.lists(GRACES, min_size=2, max_size=4))
     def start(self, graces: list[int]) -> None:
@@ -45,13 +45,13 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(grace=GRACES, claimed=st.booleans(), steps=st.integers(0, BOUND))
     def create(self, grace: int, *, claimed: bool, steps: int) -> None:
-        """Create a pod. Make ``steps`` of five steps: admit it, store it, admit its claim, store that, bind the pod."""
+        """Create a pod, by up to five ``steps``: admit it, store it, admit its claim, store the claim, bind the pod."""
         self.number += 1
         self._go_on(TruePod(f"pod-{self.number}", grace, f"claim-{self.number}" if claimed else ""), steps)
 
     @rule(which=WHICH, steps=st.integers(1, 4))
     def go_on(self, which: int, steps: int) -> None:
-        """Make some further steps towards the binding of a pod that is not bound yet."""
+        """Do some more of the steps that bind a pod."""
         coming = [pod for pod in self.world.pods.values() if self._is_coming(pod)]
         if coming:
             self._go_on(coming[which % len(coming)], steps)
@@ -78,7 +78,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, steps=st.integers(0, 2))
     def end(self, which: int, steps: int) -> None:
-        """End the containers of a pod. Then let the claim controller make some steps to release the pod's claim."""
+        """End the containers of a pod. Then the claim controller does some steps to release the pod's claim."""
         if running := self._running():
             pod = running[which % len(running)]
             self.world.end(pod)
@@ -86,7 +86,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, steps=st.integers(0, 2))
     def delete_by_force(self, which: int, steps: int) -> None:
-        """Delete a pod in any state by force. Then let the claim controller make steps to release its claim."""
+        """Delete a pod in any state by force. Then the claim controller does some steps to release its claim."""
         stored = self._running() or [pod for pod in self.world.pods.values() if pod.stored]
         if stored:
             pod = stored[which % len(stored)]
@@ -95,7 +95,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, steps=st.integers(1, 2))
     def let_claim_go(self, which: int, steps: int) -> None:
-        """Let the claim controller make further steps to release the claim of a pod that was deleted or has ended."""
+        """Let the claim controller do more steps to release the claim of a pod that was deleted or has ended."""
         over = [pod for pod in self.world.pods.values() if not self._is_coming(pod) and pod not in self._running()]
         if over:
             self._let_claim_go(over[which % len(over)], steps)
@@ -115,7 +115,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(collection=COLLECTIONS | st.none(), number=st.integers(1, 4), standby=st.booleans())
     def hear(self, collection: str | None, number: int, *, standby: bool) -> None:
-        """Let a watch of the leader or standby deliver some events, or let both watches deliver all events."""
+        """Let a watch of the leader or the standby deliver some events, or let both watches deliver all events."""
         replica = self.world.standby if standby else self.world.leader
         if collection:
             replica.hear(collection, number)
@@ -133,7 +133,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(missed=COLLECTIONS | st.none())
     def lose_sight(self, missed: str | None) -> None:
-        """Let the leader crash and another leader start, or let one of the leader's watches miss events."""
+        """Let another leader start after a crash, or let one of the leader's watches miss events."""
         if missed:
             self.world.leader.miss(missed)
         else:

@@ -1,4 +1,4 @@
-"""Tests of runtime classes and variables by which a container could get a GPU without a request."""
+"""Tests of runtime classes and environment variables by which a container could get a GPU without a request."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -178,9 +178,7 @@ def test_cuda_version_is_rejected_unless_the_container_hides_the_cards(
 
 
 def test_a_claim_does_not_permit_cuda_version_as_its_driver_is_not_known() -> None:
-    """With NVIDIA_VISIBLE_DEVICES set to void, the pod is admitted. It still gets the cards of its claim, because CDI
-    gives them to the container whatever the value is.
-    """
+    """If NVIDIA_VISIBLE_DEVICES is void, the pod is admitted. CDI gives the container the cards of its claim anyway."""
     using = {"resources": {"claims": [{"name": "gpu"}]}}
     rejected = pod(container(env=[LEGACY], **using), resourceClaims=[CLAIM])
     assert "spec.containers[0].env[0]" in rejected_paths(rejected)

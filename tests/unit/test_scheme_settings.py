@@ -1,6 +1,6 @@
 """Tests of a cluster's settings for schemes (the resource names of one vendor).
 
-In some tests the webhooks of HAMi and vgpu-manager change the pods too. For these tests, tests/data/peers/webhooks.json
+In some tests, the webhook of HAMi or vgpu-manager changes the pods too. For these tests, tests/data/peers/webhooks.json
 has pods' limits, values of ``gpu_schemes``, JSON Patches of the vendor's webhook, and the expected charges (cores, MiB
 and hundredths of card memory) and schedulers.
 """
@@ -45,8 +45,8 @@ def webhook(schemes: str, scheduler: str | None = None, **data: str) -> Webhook:
 @pytest.mark.parametrize("order", ["theirs first", "ours first", "ours alone"])
 @pytest.mark.parametrize("row", RECORDED, ids=lambda row: row["name"])
 def test_charge_pin_and_scheduler_are_the_same_in_either_order_of_the_webhooks(row: dict[str, Any], order: str) -> None:
-    """If another webhook changes a pod after /mutate, the API server calls /mutate again (reinvocationPolicy). A
-    further call must change nothing.
+    """If another webhook changes a pod after /mutate, the API server calls /mutate again (reinvocationPolicy), which
+    must change nothing.
     """
     asked, sent = webhook(row["settings"]), vcuda_pod(row["limits"])
     theirs = row["patch"] if order != "ours alone" else []

@@ -20,7 +20,7 @@ EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name
 
 @EACH
 def test_another_resource_of_a_vendors_domain_is_rejected(scheme: Scheme) -> None:
-    """A scheme's pattern for its vendor's resources must also match resources that the scheme does not list."""
+    """The pattern of a scheme (a vendor's resource names) must also match resources that the scheme does not list."""
     without = GpuResources(schemes=())
     assert all(without.is_unknown_gpu(name) or without.unit_of(name) is not None for name in scheme.resources)
     domain, _, part = scheme.vendor_domain.partition("/")
@@ -43,7 +43,7 @@ def test_a_scheme_with_wanted_models_has_unwanted_ones(scheme: Scheme) -> None:
 
 @EACH
 def test_a_users_annotation_is_never_an_allocation_record(scheme: Scheme) -> None:
-    """/mutate removes the allocation records of schedulers from every pod, but must keep what a user wrote."""
+    """/mutate removes the allocation records of schedulers from every pod, but must keep annotations of the user."""
     written = {*scheme.resources, *filter(None, (scheme.core_limit, scheme.wanted_models, scheme.unwanted_models))}
     for other in SCHEMES:
         for key in written:
@@ -72,7 +72,7 @@ def test_a_key_of_a_scheme_is_complete_or_a_prefix(key: str) -> None:
 
 
 def test_the_policy_guards_exactly_the_annotations_and_labels_of_the_schemes() -> None:
-    """If this fails, add the keys of a new scheme to policies.yaml, or remove the unused keys there."""
+    """If this fails, policies.yaml lacks keys of a new scheme, or has keys that no scheme uses."""
     documents = yaml.safe_load_all(POLICIES.read_text())
     [policy] = [
         each["spec"]
@@ -96,5 +96,5 @@ def test_the_policy_guards_exactly_the_annotations_and_labels_of_the_schemes() -
 
 
 def _missing_and_left_over(listed: Iterable[str], written: Set[str]) -> tuple[set[str], set[str]]:
-    """Return two sets of keys: those that the list in policies.yaml lacks, and those that it must not have."""
+    """Return two sets: the keys that the list in policies.yaml lacks, and the keys that it must not have."""
     return {*written} - {*listed}, {*listed} - {*written}

@@ -22,7 +22,7 @@ VGPU = {"vgpu-manager": (Card("GPU-1", "Tesla V100"),)}
 
 
 def cluster(**nodes: tuple[str, Registers]) -> Nodes:
-    """Return a cluster of nodes, each with its model and the cards in its register (an annotation)."""
+    """Return a cluster of nodes. Each has a model, and the cards in its register (a node annotation)."""
     labels = {name: {MODEL: model, HOSTNAME: f"host-{name}"} for name, (model, _) in nodes.items()}
     return Nodes.of(labels, LABELS, {name: register for name, (_, register) in nodes.items() if register})
 
@@ -64,7 +64,7 @@ IGNORED = {"labels": {"hami.io/webhook": "ignore"}}
 
 
 def created(asked: Webhook, manifest: Manifest) -> tuple[str, str]:
-    """Call /mutate and /validate. Return the pod's model and scheduler. Assert that a second /mutate is a no-op."""
+    """Return the pod's model and scheduler after /mutate and /validate. A second /mutate must change nothing."""
     answer = asked.mutate(manifest)
     assert answer.allowed, answer.message
     stored = patched(manifest, answer.patch)
@@ -152,7 +152,7 @@ def test_a_pod_that_neither_opts_out_nor_names_a_scheduler_uses_hami_on_a_mixed_
 
 @pytest.mark.parametrize("fields", [IGNORED, {"schedulerName": "volcano"}], ids=["opted out", "its own scheduler"])
 def test_a_pod_whose_narrowing_was_undone_is_rejected(fields: dict[str, Any]) -> None:
-    """The pod may run on a node of HAMi, but HAMi's device plugin serves only pods that use HAMi's scheduler."""
+    """The pod could run on a node of HAMi, whose device plugin only serves pods that use HAMi's scheduler."""
     answer = webhook(MIXED, "A100").validate(vcuda_pod(WHOLE, affinity=held_to("A100"), **fields))
     assert "the pod's node selection allows nodes that its scheduler must not use" in answer.message
 
@@ -183,7 +183,7 @@ def test_a_pod_is_not_narrowed_by_more_names_than_fit_into_it() -> None:
 
 @pytest.mark.parametrize("fields", [IGNORED, {"schedulerName": "volcano"}], ids=["opted out", "its own scheduler"])
 def test_a_pod_is_not_narrowed_if_its_terms_would_repeat_too_many_names(fields: dict[str, Any]) -> None:
-    """Each term of the node affinity gets the names of all excluded nodes."""
+    """To exclude nodes, each term of the pod's node affinity gets the names of all excluded nodes."""
     host = "h" * 63
     labels = {f"h{n}": {MODEL: "A100", HOSTNAME: f"{host[:60]}{n:03}"} for n in range(MAX_AVOIDED)}
     nodes = Nodes.of({**labels, "p1": {MODEL: "A100", HOSTNAME: "host-p1"}}, LABELS, dict.fromkeys(labels, HAMI))

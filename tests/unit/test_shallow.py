@@ -1,4 +1,4 @@
-"""Tests of `shallow`, and of the decoders and the reflector, with any JSON that the API server would store."""
+"""Tests of `shallow`, of the decoders and of the reflector with any JSON that the API server would store."""
 
 import json
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ ANY_JSON = st.recursive(
 
 
 def cut(value: Any, deepest: int) -> Any:
-    """Return a JSON value in which lists and objects below ``deepest`` levels are None."""
+    """Return the JSON value, with None instead of the lists and objects below ``deepest`` levels."""
     if not isinstance(value, list | dict):
         return value
     if not deepest:
@@ -38,7 +38,7 @@ def cut(value: Any, deepest: int) -> Any:
 
 
 def whole(text: str) -> str:
-    """Return a text in which each half of a surrogate pair is replaced."""
+    """Return the text with a replacement for each half of a surrogate pair."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

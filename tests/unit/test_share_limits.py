@@ -61,7 +61,7 @@ VARIABLES = pytest.mark.parametrize(
 
 
 def faults_of(manifest: Manifest, *allow: Allowance, units: str = "") -> list[str]:
-    """Return the field paths of the pod's faults, in a cluster in which ResourceClaims are charged."""
+    """Return the field paths of the pod's faults. In this cluster, ResourceClaims are charged."""
     return [fault.path for fault in validated_on_m40(manifest, *allow, units=units, claims=claim_policy()).faults]
 
 
@@ -94,7 +94,7 @@ def test_a_value_from_another_object_is_rejected_because_it_is_unknown(scheme: S
 
 @VARIABLES
 def test_on_a_whole_card_a_limit_may_be_set(scheme: Scheme, name: str) -> None:
-    """Variables that switch off the vendor's control of shares are rejected even on a whole card."""
+    """The variables that switch off a vendor's control of shares are rejected even on a whole card."""
     limit = scheme.limits.find(name)
     switches = limit is not None and limit.allowance is Allowance.DISABLE_CONTROL
     assert faults_of(with_variable(card_of(scheme), name)) == [VARIABLE] * switches

@@ -1,4 +1,4 @@
-"""Tests of the rules by which an allocation of cards is stale, for each vendor, and of expired locks on nodes."""
+"""Tests of the rules of each vendor by which an allocation of cards is stale, and of expired locks on nodes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ WITH_PHASE = pytest.mark.parametrize("scheme", [HAMI, VGPU_MANAGER], ids=lambda 
 
 
 def stored(scheme: Scheme, **fields: Any) -> StoredPod:
-    """Return a stored pod whose allocation was made at START, in the form in which the rules read pods."""
+    """Return a stored pod, as the rules read it. Its cards were allocated at START."""
     found = read_stored(view(allocated_pod(scheme, fields.pop("at", START), **fields)), LABELS, whole_keys=True)
     assert found
     return found
@@ -79,7 +79,7 @@ def test_exactly_the_keys_that_the_scheme_wrote_are_removed(scheme: Scheme) -> N
     ids=lambda text: text[:12] or "empty",
 )
 def test_an_impossible_time_counts_as_the_pods_creation(scheme: Scheme, text: str) -> None:
-    """The largest 64-bit number is among these times, because vgpu-manager writes it for "never"."""
+    """vgpu-manager writes the largest 64-bit number for "never", so this number is among these times."""
     pod = stored(scheme, at=START + 50, created=START, annotations={})
     assert due(with_annotations(pod, dict.fromkeys(scheme.predicate_times, text))) == LATE
 
@@ -101,7 +101,7 @@ def test_the_time_of_each_scheme_is_used(scheme: Scheme, at: float, counts: floa
 
 
 def test_the_newest_of_two_times_is_used() -> None:
-    """HAMi writes one time whenever it chooses a node for the pod, and another time when it binds the pod."""
+    """HAMi writes one time when it chooses a node for the pod, and another time when it binds the pod."""
     for newer in HAMI.predicate_times:
         again = with_annotations(stored(HAMI, annotations={}), {newer: unix(HAMI, START + 70)})
         assert due(again) == LATE + 70
@@ -133,7 +133,7 @@ def test_a_bind_that_never_finished_has_its_own_reason(scheme: Scheme) -> None:
 
 @EACH
 def test_a_success_mark_does_not_keep_the_allocation_of_an_unbound_pod(scheme: Scheme) -> None:
-    """A device plugin serves only bound pods. The mark on an unbound pod was copied with another pod's manifest."""
+    """A device plugin only serves bound pods. So the mark on an unbound pod was copied from another pod's manifest."""
     assert rules(stored(scheme, phase="done"), LATE) == ["unbound"]
 
 
@@ -163,7 +163,7 @@ def test_an_allocation_that_names_no_node_waits_for_its_time(scheme: Scheme) -> 
 def test_an_allocation_is_never_stale_on_the_node_of_its_pod(
     scheme: Scheme, status: str, phase: str | None, nodes: tuple[str, ...]
 ) -> None:
-    """A Node object may be deleted for a moment and registered again, while all pods of the node keep running."""
+    """A Node object may be deleted for a moment and registered again, while all its pods keep running."""
     pod = stored(scheme, status=status, phase=phase, bound=NODE)
     assert rules(pod, START + 10 * ABSURD, *nodes) == []
     assert due(pod, *nodes) is None
@@ -171,7 +171,7 @@ def test_an_allocation_is_never_stale_on_the_node_of_its_pod(
 
 @EACH
 def test_an_allocation_without_a_node_is_never_stale_on_a_bound_pod(scheme: Scheme) -> None:
-    """gpu-manager itself leaves out the node's name if the scheduler has not written it."""
+    """If the scheduler has not written the name of the node, gpu-manager leaves it out too."""
     pod = stored(scheme, node=None, bound=NODE)
     assert due(pod) is None
 
@@ -194,9 +194,7 @@ def test_an_allocation_for_another_node_than_the_pods_is_stale_after_its_time(
 
 @EACH
 def test_an_allocation_that_a_device_plugin_confirmed_belongs_to_the_pods_node(scheme: Scheme) -> None:
-    """Schedulers count a confirmed allocation on the node where the pod runs. If it were removed, its cards could be
-    allocated twice.
-    """
+    """Schedulers count a confirmed allocation on the pod's node. Without it, its cards could be allocated twice."""
     pod = stored(scheme, phase="done", bound="gpu-2")
     assert due(pod) is None
 
@@ -217,7 +215,7 @@ def test_an_allocation_on_a_pod_that_has_ended_is_stale_at_once(
 
 @EACH
 def test_a_pod_that_is_being_deleted_is_judged_like_any_other(scheme: Scheme) -> None:
-    """A terminating pod uses its cards while it runs. If it was never bound, a finalizer may keep it forever."""
+    """A terminating pod uses its cards while it runs. If it was never bound, a finalizer may keep it without end."""
     gone = {"deletionTimestamp": "2023-11-14T22:13:21Z"}
     assert rules(stored(scheme, bound=NODE, status="Running", **gone), LATE) == []
     assert rules(stored(scheme, **gone), LATE) == ["unbound"]
@@ -239,7 +237,7 @@ def test_the_allocations_of_two_schemes_are_judged_separately() -> None:
 
 
 def test_a_name_that_two_schemes_share_is_removed_once() -> None:
-    """Two vendors share a key under nvidia.com/. A JSON Patch that removes a key twice would fail."""
+    """Two vendors share a key under nvidia.com/. A JSON Patch that removes the key twice would fail."""
     other, _ = marks(VGPU_MANAGER, START)
     pod = stored(NVIDIA_VCUDA, annotations=other)
     assert pod.allocation
@@ -272,9 +270,7 @@ def pods(draw: st.DrawFn) -> StoredPod:
 
 @given(pod=pods(), now=st.integers(0, 2000).map(lambda s: START + s), nodes=st.sets(st.sampled_from([NODE, "gpu-2"])))
 def test_a_pod_is_due_exactly_when_something_on_it_is_stale(pod: StoredPod, now: float, nodes: set[str]) -> None:
-    """The controller checks a pod only at the time from ``first_stale``. It must miss no stale allocation, and must
-    never check a pod in vain.
-    """
+    """The controller first checks a pod at ``first_stale``. It must miss no stale allocation, and not check in vain."""
     since = stale.first_stale(pod, nodes.__contains__, now, TIMEOUT)
     found = stale.find_stale(pod, nodes.__contains__, now, TIMEOUT)
     assert bool(found) is (since is not None and since <= now)

@@ -28,7 +28,7 @@ LOCKED = f"{NODES}/{NODE}"
 
 @pytest.fixture
 def past(cleaner: Cleaner) -> Cleaner:
-    """Return the controller's loop at the moment when the allocation of the stored pod has become stale."""
+    """Return the loop at the time when the allocation of the stored pod has just become stale."""
     store(cleaner)
     cleaner.now = START + TIMEOUT
     return cleaner
@@ -62,9 +62,7 @@ def test_a_pod_is_checked_when_its_allocation_can_first_be_stale_and_is_cleared_
 
 
 def test_an_allocation_of_thousands_of_keys_and_of_huge_texts_is_removed_as_a_whole(cleaner: Cleaner) -> None:
-    """The watch keeps only a bounded part of the annotations. So the loop reads the pod before it removes an
-    allocation.
-    """
+    """The watch keeps only a part of large annotations. So the loop reads the pod before it removes an allocation."""
     huge = {f"tencent.com/predicate-gpu-idx-{number}": "0" for number in range(5000)}
     others = {
         "tencent.com/gpu-assigned": "x" * 50_000,
@@ -84,9 +82,7 @@ def test_an_allocation_of_thousands_of_keys_and_of_huge_texts_is_removed_as_a_wh
 
 
 def test_a_future_time_counts_as_the_time_at_which_it_was_seen(cleaner: Cleaner) -> None:
-    """The owner of a pod can write any time into its annotations. A time in the future once kept a stale allocation for
-    a day.
-    """
+    """The owner of a pod can write any time into its annotations. A future time once kept a stale allocation for a day."""
     cleaner.api.store(f"{NODES}/{NODE}", {"metadata": {"name": NODE}})
     cleaner.api.store(POD, allocated_pod(GPU_MANAGER, START + 80_000, created=START - 1000))
     cleaner.watch()
@@ -111,7 +107,7 @@ def test_a_removed_allocation_is_not_checked_again_while_the_watch_lags(past: Cl
 
 @pytest.mark.parametrize("between", [False, True], ids=["before the loop reads the pod", "between read and patch"])
 def test_a_pod_that_is_bound_before_the_watch_has_seen_it_keeps_its_allocation(past: Cleaner, between: bool) -> None:
-    """The patch requires the resourceVersion that was checked. The binding changes it, so the patch fails."""
+    """The patch requires the resourceVersion of the checked pod. The binding changes it, so the patch fails."""
     kept = marks_on(past.api)
     past.api.deliver = before("PATCH" if between else "GET", lambda: bind(past))
     assert past.serve() == []
@@ -157,7 +153,7 @@ def test_a_patch_that_is_always_rejected_is_retried_later(past: Cleaner, rejecti
 
 @pytest.mark.parametrize("loss", [lost_request, lost_reply])
 def test_a_patch_whose_answer_is_lost_is_followed_by_another_check(past: Cleaner, loss: Any) -> None:
-    """If the first patch took effect, the second check finds nothing to remove."""
+    """If the first patch was stored, the second check finds nothing to remove."""
     past.api.deliver = Script(loss, methods=("PATCH",))
     [line] = past.serve()
     assert line["log_level"] == "warning"
@@ -192,7 +188,7 @@ def test_a_pod_that_cannot_be_read_delays_no_other(past: Cleaner) -> None:
 
 
 def test_a_pod_that_no_longer_requests_vcuda_is_not_changed(past: Cleaner) -> None:
-    """The pod was deleted, and a new pod without a GPU request has the same name."""
+    """The pod was deleted, and a new pod of the same name has no GPU request."""
     past.api.store(POD, {**past.api.objects[POD], "spec": {"containers": [{"name": "main"}]}})
     assert past.serve() == []
     assert marks_on(past.api)
@@ -225,7 +221,7 @@ def test_a_pod_whose_allocation_is_written_again_and_again_is_checked_once_in_th
 
 @pytest.fixture
 def orphaned(cleaner: Cleaner) -> Cleaner:
-    """Return the loop after its watch saw that the node was deleted. The allocation is too new to be stale by time."""
+    """Return the loop after the watch showed that the node is deleted. The allocation is not stale by age yet."""
     store(cleaner)
     cleaner.api.remove(LOCKED)
     cleaner.watch()
@@ -233,7 +229,7 @@ def orphaned(cleaner: Cleaner) -> Cleaner:
 
 
 def test_a_node_missing_in_the_watch_counts_as_deleted_only_after_a_read(orphaned: Cleaner) -> None:
-    """The node exists although the watch lacks it, so the allocation becomes stale only after the usual time."""
+    """The node exists, although the watch lacks it. So the allocation becomes stale only after the usual time."""
     orphaned.api.store(LOCKED, {"metadata": {"name": NODE}})
     assert orphaned.serve() == []
     assert marks_on(orphaned.api)
@@ -256,7 +252,7 @@ def test_nothing_is_removed_while_the_existence_of_a_node_is_unknown(orphaned: C
 
 @pytest.mark.parametrize("node", ["a/b", "../x", "..", "gpu-1?watch=1", "GPU-1", "gpu 1", "a" * 254, "gpu-1\n"])
 def test_an_invalid_node_name_is_not_looked_up_and_names_no_node(cleaner: Cleaner, node: str) -> None:
-    """The API server would read the path nodes/a%2Fb as a subresource and always answer 403."""
+    """The API server would read nodes/a%2Fb as the path of a subresource, and always answer 403."""
     store(cleaner, node=node)
     cleaner.api.forget_calls()
     [line] = cleaner.serve()
@@ -272,7 +268,7 @@ def test_without_the_right_to_read_nodes_pods_are_still_cleared_in_time(orphaned
             raise rejected
         return plain(path, *arguments, **named)
 
-    # The API server double's hook `deliver` does not get the path of a call, so this test replaces `get`.
+    # The hook `deliver` of the API server double does not get the path of a call, so this test replaces `get`.
     orphaned.api.get = get  # type: ignore[method-assign]
     for orphaned.now in (START, START + RETRY_SECONDS, START + TIMEOUT - 1):
         assert {(line["log_level"], line["error"]) for line in orphaned.serve()} == {("warning", str(rejected))}
@@ -383,7 +379,7 @@ def test_a_dry_run_writes_nothing_and_reports_once_until_the_pod_changes(api: Ap
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_the_loop_is_stuck_when_no_turn_has_ended_for_five_periods(cleaner: Cleaner, failing: bool) -> None:
-    """A failed turn counts as ended, because a restart does not help if the API server does not answer."""
+    """A failed turn counts as ended. If the API server does not answer, a restart would not help."""
     assert not cleaner.gc.is_stuck(), "a loop that has not started is not stuck"
     store(cleaner, status="Failed")
     seen: list[bool] = []

@@ -1,4 +1,4 @@
-"""Tests of the charges of stored ResourceClaims, from a LIST and from the watch."""
+"""Tests of the charges of stored ResourceClaims, which a LIST or the watch has delivered."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ OWN = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/{}"
 
 
 def pinned(name: str, *requests: Manifest, **fields: Any) -> Manifest:
-    """Return a claim as the API server stores it: with a uid, and limited to model A100 by the patch of /mutate."""
+    """Return a claim as the API server stores it: with a uid, and restricted to model A100 by /mutate."""
     bare = claim(*requests, name=name, uid=f"{name}-uid", namespace="team-a")
     patch = read_claim(view(bare), claim_policy()).patch("A100")
     return {**jsonpatch.apply_patch(bare, json.dumps(patch)), **fields}
@@ -50,7 +50,7 @@ M40_CARD, A100_CARD, SLICE, AWAY = (
 
 
 def given(manifest: Manifest, *devices: tuple[str, str, str], request: str = "r0") -> Manifest:
-    """Return a claim with an allocation. The scheduler has allocated these devices to it."""
+    """Return the claim with an allocation of these devices by the scheduler."""
     results = [dict(zip(("driver", "pool", "device"), each, strict=True), request=request) for each in devices]
     return {**manifest, "status": {"allocation": {"devices": {"results": results}}}}
 
@@ -112,7 +112,7 @@ def test_claims_of_one_spec_keep_one_digest() -> None:
 
 
 def extended(name: str, **status: str) -> Manifest:
-    """Return a pod that requests extended resources. The scheduler has created a claim named ``name`` for it."""
+    """Return a pod that requests extended resources, for which the scheduler has created the claim ``name``."""
     pod = stored_pod({"nvidia.com/gpu": 1}, uid="pod-uid")
     return {**pod, "status": {**status, "extendedResourceClaimStatus": {"resourceClaimName": name}}}
 
@@ -197,7 +197,7 @@ def test_a_claim_is_charged_until_it_is_deleted_and_its_pending_charge_counts_on
 def test_while_the_watch_is_quiet_claims_are_listed_only_if_the_ledger_differs(
     api: ApiDouble, store: LedgerStore, counted: Charge, pending: tuple[str, ...], *, listed: bool
 ) -> None:
-    """A watch without events stays at an old version. If that alone led to a LIST, each recounting would need one."""
+    """Without events, a watch stays at an old version. If only the version counted, each recount would need a LIST."""
     admitted = {f"{name}-uid": Pending("A100", CARD) for name in pending}
     ledger = Ledger(pending=admitted, claimed={"A100": counted}, claim_resource_version="999")
     informer = claim_informer(api, store)
@@ -228,7 +228,7 @@ def test_a_list_and_the_watch_count_a_claims_devices_alike_and_once(api: ApiDoub
 def test_while_a_class_is_deleted_a_claim_keeps_its_charge(
     api: ApiDouble, requests: list[Manifest], taken: Charge
 ) -> None:
-    """The leader remembers the claim's charge from before its DeviceClass was deleted."""
+    """The leader remembers the charge that the claim had before its DeviceClass was deleted."""
     own = {"mine": CLASSES["gpu.nvidia.com"]}
     with_class = ClaimCounter(claim_policy(classes={**CLASSES, **own}))
     known = claim(*requests, name="a", uid="a-uid", namespace="team-a")
@@ -246,7 +246,7 @@ def test_while_a_class_is_deleted_a_claim_keeps_its_charge(
 
 
 def test_watches_begin_when_the_api_server_serves_claims_and_delay_nothing(api: ApiDouble) -> None:
-    """The API server begins to serve claims while the controller runs, at an upgrade to Kubernetes 1.34."""
+    """At an upgrade to Kubernetes 1.34, the API server begins to serve claims while the controller runs."""
     answers: list[Exception | None] = [Unavailable("away"), NotFound(404, "no such group"), None]
     waited: list[float] = []
 
@@ -266,7 +266,7 @@ def test_watches_begin_when_the_api_server_serves_claims_and_delay_nothing(api: 
     assert {*watches.running()} == {"resourceslices", "deviceclasses"}
 
 
-# Tests that pods that wait for their claims are tried again
+# Tests of retries of pods that wait for their claims
 
 
 def report(used: float) -> NamespaceUse:
@@ -288,7 +288,7 @@ EVENTS, PODS = "/api/v1/namespaces/team-a/events", "/api/v1/namespaces/team-a/po
 
 
 def woken(api: ApiDouble) -> list[str]:
-    """Return the names of the pods that the retrier has annotated since the last call of this function."""
+    """Return the names of the pods that the retrier has annotated since the last call of `woken`."""
     pods = [each for path, each in api.objects.items() if path.startswith(PODS) and each["metadata"].get("annotations")]
     return sorted(each["metadata"].pop("annotations") and each["metadata"]["name"] for each in pods)
 
@@ -332,7 +332,7 @@ def test_some_of_many_waiting_pods_are_woken_per_turn_and_none_without_served_cl
 
 
 def test_few_pods_of_forged_events_are_looked_up_per_turn(api: ApiDouble) -> None:
-    """A user can write many Events. They must not delay the retries in other namespaces."""
+    """A user can write many Events, which must not delay the retries in other namespaces."""
     for number in range(3 * MAX_AT_ONCE):
         api.store(f"{EVENTS}/a{number}.1", rejected(f"a{number}"))
     retrier = ClaimRetrier(api.kube, lambda: True)

@@ -1,4 +1,4 @@
-"""Tests of stored pods in a ledger's count: which pods use cards, of which model, and how many."""
+"""Tests of how stored pods are counted: which of them use cards, of which model, and how many."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_the_cards_that_its_annotations_give_it_are_kept_with_its_version() -> N
 
 
 def test_requirements_added_to_a_gated_pod_do_not_remove_its_charge() -> None:
-    """Users may add any number of requirements to a gated pod (KEP-3838)."""
+    """Users may add any number of requirements to a pod with scheduling gates (KEP-3838)."""
     added = builders.requirement("x", "NotIn", *(f"v{number}" for number in range(1000)))
     affinity = builders.required(builders.term(builders.requirement(builders.MODEL, "In", "M40"), added))
     assert kept(stored(affinity=affinity, schedulingGates=[{"name": "a/b"}])).model == "M40"
@@ -150,7 +150,7 @@ def test_an_empty_value_is_ignored() -> None:
 
 
 def test_the_request_of_equal_pods_is_parsed_once_and_never_confused() -> None:
-    """Pods with equal requests may differ in other fields: a gated pod's node selection may be narrowed later."""
+    """Pods with equal requests may differ in other fields, for example in the node selection of a gated pod."""
     cache = RequestCache(BUILT_IN, builders.LABELS)
     long = [{"name": "A", "value": "x" * MAX_REMEMBERED_LENGTH}]
     many = [{"tencent.com/vcuda-core": 100 * number} for number in range(1, MAX_REQUESTS_REMEMBERED + 2)]
@@ -164,7 +164,7 @@ def test_the_request_of_equal_pods_is_parsed_once_and_never_confused() -> None:
         assert read_stored(pod, builders.LABELS, BUILT_IN, cache) == read_stored(pod, builders.LABELS)
 
 
-# Tests of how many bytes of a stored pod the controller keeps in memory
+# Tests of how many bytes of a stored pod the controller keeps
 
 
 HUGE = 250_000
@@ -172,7 +172,7 @@ HUGE = 250_000
 
 
 def size_of(pod: StoredPod) -> int:
-    """Return how many bytes are kept of the texts that a tenant can write. Each share of a card counts as 100 bytes."""
+    """Return how many bytes are kept of texts that a tenant can write. Each share of a card counts as 100 bytes."""
     found, cards = pod.allocation, pod.cards
     texts = [pod.model or "", pod.node, pod.extended_claim, cards.node if cards else ""]
     texts += [text for kept in (found.annotations, found.labels) for text in (*kept, *kept.values())] if found else []
@@ -186,7 +186,7 @@ ANNOTATIONS = sorted({name for scheme in SCHEMES for name in scheme.allocation_a
 @pytest.mark.parametrize("fill", ["x", "0,", "\U0001f4a9", ":", "9"], ids=["text", "cards", "wide", "colons", "digits"])
 @pytest.mark.parametrize("name", ANNOTATIONS)
 def test_only_a_bounded_part_of_huge_pod_annotations_is_kept(name: str, fill: str) -> None:
-    """In namespaces whose quota is not enforced, users can store pods with such annotations."""
+    """In namespaces whose mode is not enforce, users can store pods with such annotations."""
     key = f"{name}0" if name.endswith("-") else name
     text = fill * (HUGE // len(fill.encode()))
     asked = {"tencent.com/vcuda-core": 10**9}
@@ -233,7 +233,7 @@ def test_one_of_thousands_of_keys_with_a_schemes_prefix_is_kept_and_all_are_remo
     ],
 )
 def test_a_pod_with_cut_records_is_marked(annotations: dict[str, str], *, cut: bool) -> None:
-    """A pod is marked as cut only if a rule reads the text that was cut."""
+    """A pod is marked only if its cut text is one that a rule reads."""
     limits = {"tencent.com/vcuda-core": 100 * MAX_SHARES}
     found = kept(stored(limits, nodeName="gpu-1", annotations=annotations))
     assert found.is_cut is cut
@@ -250,7 +250,7 @@ def test_a_pod_with_more_shares_than_are_kept_keeps_the_first_and_is_marked() ->
 
 
 def test_a_longer_text_than_a_label_can_have_is_no_model() -> None:
-    """No node can have such a model, but the API server of Kubernetes 1.30 stores such a pod."""
+    """The API server of Kubernetes 1.30 stores such a pod, although no node can have such a model."""
     assert kept(stored(affinity=builders.held_to("M" * MAX_PRODUCT))).model == "M" * MAX_PRODUCT
     assert kept(stored(affinity=builders.held_to("M" * HUGE))).model is None
     assert kept(stored(affinity=builders.held_to("M" * HUGE), nodeName="gpu-1")).model_on(NODES) == "P100"

@@ -1,4 +1,4 @@
-"""Tests of the rules of team ledgers, which are not built yet, by a model of several namespaces, ledgers and moves."""
+"""Tests of the rules of team ledgers, which are not built yet. A model has several namespaces, ledgers and moves."""
 
 import os
 from collections.abc import Mapping
@@ -42,14 +42,14 @@ def test_no_random_walk_of_many_pods_and_edits_exceeds_a_limit_or_leaves_a_charg
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.rule}: {mutant.broken}")
 def test_every_rule_of_a_team_ledger_is_needed(mutant: Mutant) -> None:
-    """If a rule is replaced by a wrong one, usage exceeds a limit, or a move never ends."""
+    """Each test replaces a rule by a wrong one. Then usage exceeds a limit, or a move never ends."""
     explored = explore(mutant.broken_bounds, rest_every=1 if mutant.rests else 0)
     assert explored.fault
     assert explored.trace
 
 
 def replayed(words: list[str], bounds: Bounds) -> World | None:
-    """Return the state (world) after these steps; None if the rules do not permit one of the steps."""
+    """Return the state (world) after these steps. None if the rules do not permit all of them."""
     world = canonical(first(bounds))
     for each in words:
         found = [after for sentence, after in steps(world, bounds) if sentence == each]

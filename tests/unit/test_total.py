@@ -90,7 +90,7 @@ def test_every_charge_of_every_model_counts_toward_the_total(ledger: Ledger) -> 
     st.lists(st.tuples(st.sampled_from(["A100", "T4", "H100"]), st.fractions(0, 900, max_denominator=7)), max_size=12)
 )
 def test_the_total_is_exact_for_fractions_of_a_card(taken: list[tuple[str, Fraction]]) -> None:
-    """The charge of a MIG profile may be 100/7 hundredths. If it were rounded, one charge too many could fit."""
+    """A MIG profile may be charged 100/7 hundredths of a card. If charges were rounded, one too many could fit."""
     quota = NamespaceQuota({"A100": Limit(10_000), "T4": Limit(10_000), "H100": Limit(10_000)}, total=Limit(2000))
     ledger, admitted = Ledger(), Fraction(0)
     for number, (model, cores) in enumerate(taken):
@@ -177,7 +177,7 @@ def test_no_reservation_exceeds_the_free_total(total: int, used: Fraction, sizes
     assert reserved * PART_OF_ROOM <= max(total - used, Fraction(0))
 
 
-# Tests of rejections: only the stored objects cause one
+# Tests of rejections, which only stored objects cause
 
 
 def test_only_stored_objects_of_all_models_cause_a_rejection_for_total(api: ApiDouble) -> None:
@@ -195,7 +195,7 @@ def test_only_stored_objects_of_all_models_cause_a_rejection_for_total(api: ApiD
 def test_a_shortage_of_total_behind_one_of_a_model_is_confirmed_by_a_list_too(
     api: ApiDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ledger still counts a deleted pod of M40. After the LIST, the model has room, but not the namespace."""
+    """The ledger still counts a deleted pod of M40. After the LIST, the model has room, but the total is used up."""
     namespace, quota = Namespace(api), NamespaceQuota({"M40": Limit(400), "P100": Limit(800)}, total=Limit(300))
     namespace.ledger(committed={"M40": cards(4)})
     namespace.pods(3)
@@ -250,7 +250,7 @@ def test_pods_and_claims_of_all_models_use_up_total_and_the_choice_of_the_model_
     never_and_the_models_are_full=(4, 6, "larger than the GPU quota: total in namespace team-a, requested: 6 cards, "),
 )
 def test_a_rejection_says_whether_total_can_ever_permit_the_pod(used: int, asked: int, told: str) -> None:
-    """Workflow engines wait after the words "exceeded quota", so these words must not be used if waiting is in vain."""
+    """Workflow engines wait after the words "exceeded quota", so these words must not appear if waiting is in vain."""
     quota = NamespaceQuota({"A100": Limit(600), "M40": Limit(600)}, total=Limit(500))
     *_, answer = create_all(Server(quota), *[cards_pod(1)] * used, cards_pod(asked))
     assert answer.message.startswith(told)

@@ -59,7 +59,7 @@ def test_without_an_open_ledger_all_unused_cards_of_the_total_are_reserved() -> 
 def test_a_namespace_near_its_total_has_no_room(
     stored: tuple[dict[str, int], Sequence[StoredPod]], *, has_room: bool
 ) -> None:
-    """While a namespace has room, its ledger is recounted less often, because no pod waits for quota."""
+    """A ledger without room is recounted more often, because pods may wait for quota."""
     ledger = Ledger({model: Charge(cores) for model, cores in stored[0].items()})
     assert used(ledger, *stored[1], quota=QUOTA).has_room is has_room
 

@@ -59,7 +59,7 @@ def test_the_documents_of_two_leaders_have_one_tag_if_their_figures_are_equal() 
 
 
 def test_every_page_is_the_same_shell_with_relative_links() -> None:
-    """Relative links also work behind a proxy that adds a path prefix."""
+    """Relative links also work behind a proxy that serves the page below a path prefix."""
     client = client_of(company())
     for path, root in (("/", "./"), ("/namespaces/notebooks", "../")):
         markup = Markup(client.get(path).get_data(as_text=True))
@@ -83,7 +83,7 @@ def test_a_standby_names_the_leader_and_says_when_to_retry(path: str) -> None:
 
 
 def test_a_standby_serves_the_page_which_waits_for_the_leader() -> None:
-    """Behind a Service, the browser's next connection may reach another replica than the one that served the page."""
+    """Behind a Service, the browser's next connection may reach another replica than the one that sent the page."""
     answer = standby().get("/")
     assert answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE
     assert Markup(answer.get_data(as_text=True)).all("script")

@@ -1,4 +1,4 @@
-"""Tests of the search in Events for the rejections and removals that the usage page shows."""
+"""Tests of how the usage page finds rejections and removals in Events."""
 
 from dataclasses import replace
 from http import HTTPStatus
@@ -82,7 +82,7 @@ def test_every_writer_of_events_sets_other_times(fields: dict[str, Any], at: str
 @pytest.mark.parametrize("forged", ["9999-12-31T23:59:59Z", "2026-03-04T12:02:00Z", "1970-01-01T00:00:00Z", "soon"])
 @pytest.mark.parametrize("field", ["lastTimestamp", "eventTime", "series"])
 def test_an_impossible_time_is_ignored(field: str, forged: str) -> None:
-    """A time in the future, or before the Event was stored, is replaced by the API server's time of storing."""
+    """A time in the future, or before the Event was stored, is replaced by the time when the API server stored it."""
     written = {"lastObservedTime": forged} if field == "series" else forged
     assert event(DENIED + QUOTA, **{field: written}).at == NEW_YEAR
 
@@ -116,7 +116,7 @@ def test_only_the_newest_are_remembered() -> None:
 
 
 def test_events_of_one_namespace_never_displace_those_of_another() -> None:
-    """If the memory for Events is full, the namespace with the most Events loses one."""
+    """If the memory for Events is full, an Event of the namespace with the most Events is removed."""
     storm = [(namespace, at) for at in range(20, 59) for namespace in ("x", "y")]
     assert "a/1" in remembered(("a", 1), *storm, most=5, most_of_one=3)
     assert remembered(("a", 1), ("b", 2), *storm, most=3).count("b/2") == 1
@@ -130,7 +130,7 @@ def test_a_repeated_event_replaces_itself() -> None:
 
 
 def test_the_newest_of_each_namespace_is_listed_before_any_second_one() -> None:
-    """The page shows only the first entries. One namespace with many Events must not fill the list."""
+    """The page shows only the first entries of the list. One namespace with many Events must not fill them."""
     told = [replace(rejection(f"{at}", at), namespace="x" if at > 3 else f"team-{at}") for at in (9, 8, 7, 3, 1)]
     assert [each.name for each in by_turns(told)] == ["9", "3", "1", "8", "7"]
 

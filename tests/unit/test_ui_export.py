@@ -1,4 +1,4 @@
-"""Tests of the files with the usage page's figures, as CSV and as JSON."""
+"""Tests of the CSV and JSON files with the figures of the usage page."""
 
 import csv
 from dataclasses import replace
@@ -22,7 +22,7 @@ def rows_of(client: FlaskClient, path: str) -> list[dict[str, str]]:
 
 
 def as_text(value: str | float | None) -> str:
-    """Return the text of this value in the CSV file. Numbers are rounded to two decimals."""
+    """Return the value as the CSV file has it. Numbers are rounded to two decimals."""
     return value if isinstance(value, str) else "" if value is None else f"{round(value, 2):.10g}"
 
 

@@ -1,7 +1,7 @@
 """Tests that the usage page resists attacks by other sites, HTTP methods and file paths.
 
-The page of every namespace is the same HTML, without any name. `test_ui_browser.py` tests that the script shows hostile
-names as text.
+The HTML of the page is the same for every namespace, and has no name. `test_ui_browser.py` tests that the script shows
+hostile names as text.
 """
 
 from http import HTTPStatus
@@ -79,7 +79,7 @@ def test_only_the_static_files_are_served_as_files(path: str) -> None:
 )
 @pytest.mark.parametrize("path", ["/", "/usage.json", "/namespaces/notebooks", "/static/page.js", "/nothing"])
 def test_the_page_is_served_only_under_its_own_names(host: str, served: bool, path: str) -> None:
-    """With DNS rebinding, another site's name resolves to the page's address. That site could then read the page."""
+    """By DNS rebinding, the name of another site resolves to the page's address. The site could then read the page."""
     answer = client_of(company(), names=("GPU.example.com",)).head(path, headers={"Host": host})
     assert (answer.status_code != HTTPStatus.MISDIRECTED_REQUEST) is served
     assert HEADERS.items() <= dict(answer.headers).items()

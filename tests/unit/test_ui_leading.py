@@ -1,4 +1,4 @@
-"""Tests of the leader's data as the usage page shows them, and of the text that a standby shows."""
+"""Tests of the leader's data on the usage page, and of the text that a standby shows."""
 
 import threading
 
@@ -68,7 +68,7 @@ def test_the_cluster_counts_limited_namespaces_by_their_reports_and_the_rest_by_
 
 
 def test_pods_and_claims_that_no_quota_bounds_use_no_cards_before_they_are_placed() -> None:
-    """Without an enforced quota, one user could otherwise make all cards of the cluster look used."""
+    """If such pods and claims counted, one user without an enforced quota could make all cards look used."""
     huge = Charge(10**9, 0, 10**9)
     uses = {"warned": namespace_use("warned", model_use("M40", 4, 10**7), mode="warn")}
     claim = StoredClaim("c", "team-b", "c", pack(ClaimDigest()))

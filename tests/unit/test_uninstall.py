@@ -41,7 +41,7 @@ def installed(api: ApiDouble) -> ApiDouble:
 
 
 def uninstall(api: ApiDouble, clock: Clock) -> list[str]:
-    """Uninstall within at most ten seconds. Return the paths of the deleted and changed objects, in order."""
+    """Uninstall with a timeout of ten seconds. Return the paths of the deleted and changed objects, in order."""
     lines: list[str] = []
     Uninstall(api.kube, "vcuda-quota-ledgers", lines.append, clock.pass_by, clock.monotonic).run(10)
     return [line.partition(" ")[0] for line in lines]

@@ -1,4 +1,4 @@
-"""Tests of `gpu_units`: the values of resources, such as MIG profiles, that belong to no vendor's scheme."""
+"""Tests of `gpu_units`: the values of resources that belong to no vendor's scheme, such as MIG profiles."""
 
 import json
 from fractions import Fraction
@@ -75,7 +75,7 @@ def test_a_unit_without_a_value_is_no_request(name: str) -> None:
 
 
 def test_units_are_compared_per_resource_as_by_the_scheduler() -> None:
-    """The units of containers are added up. An init container runs before them, so its units are not added."""
+    """The units of containers are added up. The units of an init container, which runs before them, are not added."""
     mig, shared = {"nvidia.com/mig-7g.40gb": 1}, {"nvidia.com/gpu.shared": 2}
     init = [container(mig), sidecar(shared)]
     request = read_request(view(pod(container(mig), container(shared), init=init)), known())
@@ -235,7 +235,7 @@ def test_a_possible_gpu_that_is_in_no_table_is_found(name: str, unknown: bool) -
 
 
 class World:
-    """An API server double with the quota, and with a pod in team-a that requests two units of a shared card."""
+    """An API server double with the quota and a pod in team-a that requests two units, each a share of a card."""
 
     def __init__(self, api: ApiDouble) -> None:
         self.api = api
@@ -254,7 +254,7 @@ class World:
 
 
 def test_an_edit_of_only_the_units_lists_and_charges_the_pods_again(api: ApiDouble) -> None:
-    """Pods that were not charged before the edit must be read again too. No count may use the old values."""
+    """Pods that were not charged before the edit must be read again too. After it, no count may use the old values."""
     world = World(api)
     world.edit("{}")
     world.pods.reflector.relist()
@@ -265,7 +265,7 @@ def test_an_edit_of_only_the_units_lists_and_charges_the_pods_again(api: ApiDoub
     world.pods.reflector.relist()  # in a cluster, an edit of the quota causes this LIST
     after = world.observed()
     assert (after.committed, after.config_version) == ({"M40": Charge(50, 0, 50)}, world.quota.resources().version)
-    # This edit changes no unit's value. So no LIST is needed, and the count has the new version at once.
+    # This edit changes the value of no unit. So no LIST is needed, and the count has the new version at once.
     world.edit("{nvidia.com/gpu.shared: {cards: 0.25}}\n")
     assert world.observed().config_version == world.quota.resources().version
 

@@ -1,4 +1,4 @@
-"""Tests of /validate. Every kind of pod is tried here, because only /validate admits pods."""
+"""Tests of /validate. They have every kind of pod, because only /validate charges pods."""
 
 import asyncio
 from collections.abc import Mapping
@@ -83,7 +83,7 @@ RESERVED, GONE = short_by(reserved=Charge(200)), short_by(terminating=Charge(100
 def test_a_shortage_that_ends_by_itself_is_a_429_if_it_ends_soon_and_otherwise_a_403(
     decision: PutOff, outcome: str, wait: int | None, told: str
 ) -> None:
-    """kube-controller-manager sleeps for retryAfterSeconds in one of its few workers."""
+    """kube-controller-manager sleeps for retryAfterSeconds in one of its few workers, so long waits get a 403."""
     ledgers = mock.Mock(charge=mock.AsyncMock(return_value=decision))
     policy = replace(builders.policy_for(QUOTA), storable_seconds=75)
     answer = asyncio.run(validate(creation(pod_of_cores(200), policy, ledgers)))
@@ -334,7 +334,7 @@ def test_namespaces_with_skipped_pods_are_remembered_within_a_bound(clock: Clock
     assert (skipped.may_pass("team-1"), skipped.may_pass("team-0")) == (True, False)
 
 
-# Tests of pods that are pinned to a model, but lack another change that /mutate makes
+# Tests of pods that are pinned to a model, but lack another change of /mutate
 
 
 def of_indices(count: int) -> dict[str, str]:
@@ -371,7 +371,7 @@ def test_a_pod_that_mutate_would_still_change_is_rejected_or_gets_a_warning(
     assert what in told or mode is Mode.AUDIT
 
 
-# Tests of quotas in all modes (enforce, warn and audit)
+# Tests of quotas in each mode (enforce, warn and audit)
 
 
 @cases(

@@ -1,4 +1,4 @@
-"""Tests of the search for pods that exceed their quota: the newest ones, and only as many as needed."""
+"""Tests of the search for pods beyond their quota. It finds the newest pods, and only as many as needed."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ FOUR = NamespaceQuota({"M40": Limit(400)})
 
 
 def pod(name: str, cores: int = 100, age: int = 1, **fields: object) -> StoredPod:
-    """Return a pod on M40 that is ``age`` hours old and has ``cores``. It is charged the memory of whole cards."""
+    """Return a pod on M40 that is ``age`` hours old. It is charged ``cores``, and the memory of whole cards."""
     given = {"model": "M40", "node": "", "live": True, "charge": Charge(cores, 0, cores), **fields}
     created = f"2026-01-01T{23 - age:02}:00:00Z"
     return StoredPod(uid=f"uid-{name}", namespace="team-a", name=name, created=created, **given)  # type: ignore[arg-type]  # a test gives any fields
@@ -126,9 +126,7 @@ def test_only_a_quota_that_enforces_evicts_and_only_pods_that_it_counts(mode: Mo
 
 
 def test_a_mirror_pod_is_reported_and_not_evicted() -> None:
-    """An eviction would only delete the mirror pod. The static pod would keep running, and the kubelet would create the
-    mirror pod again.
-    """
+    """An eviction would only delete the mirror pod. The static pod runs on, and the kubelet recreates the mirror pod."""
     finding = one(pod("static", 500, node="gpu-1", mirror=True))
     assert not finding.evictable
     assert finding.message.endswith(" To end this mirror pod, remove the manifest of its static pod from node gpu-1.")

@@ -1,4 +1,4 @@
-"""A rejection for lack of quota has the words and the status after which other projects wait instead of giving up."""
+"""Tests that a rejection for lack of quota has the words and the status after which other projects retry."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ from webhook.review.answers import validate, written
 from webhook.review.decisions import Rejection
 
 RULES: Mapping[str, Callable[[int, str], bool]] = {
-    # workflow/util (isExceededQuotaErr): a transient error, so the workflow creates the pod again.
+    # workflow/util (isExceededQuotaErr): the error is transient, so the workflow creates the pod again.
     "Argo Workflows": lambda status, text: status == HTTPStatus.FORBIDDEN and "exceeded quota" in text,
     # pkg/reconciler/taskrun (isExceededResourceQuotaError): the TaskRun stays pending.
     "Tekton": lambda status, text: status == HTTPStatus.FORBIDDEN and "exceeded quota" in text,
@@ -103,6 +103,6 @@ def test_a_project_waits_after_a_message_of_the_reference_only_if_quota_is_missi
     an_unknown_outcome=UNSURE,
 )
 def test_every_429_says_when_to_retry(decision: Decision) -> None:
-    """client-go repeats a request by itself only after a 429 with Retry-After."""
+    """client-go repeats a request by itself only after an answer with status 429 and the header Retry-After."""
     answer = answer_to(decision)
     assert (answer.status, answer.retry_after) == (HTTPStatus.TOO_MANY_REQUESTS, 1)

@@ -246,12 +246,12 @@ def test_few_aliases_have_the_value_of_their_anchor() -> None:
 
 @pytest.mark.parametrize("tag", ["", "!!int ", "!!float "])
 def test_a_number_with_colons_is_text_as_for_kubectl(tag: str) -> None:
-    """PyYAML would compute a number to base 60. That takes longer than linear in the number of colons."""
+    """PyYAML would read it as a number to base 60. The time for this grows faster than the number of colons."""
     assert load_all(f"[{tag}1:30, {tag}1:30.5, 90]") == [["1:30", "1:30.5", 90]]
 
 
 def test_built_in_objects_that_create_no_pods_are_skipped() -> None:
-    """A whole bundle of objects can be checked, for example the output of kustomize."""
+    """`check` accepts a whole bundle of objects, for example the output of kustomize."""
     bundle = read(
         {"apiVersion": "v1", "kind": "Service", "spec": {"ports": []}},
         {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole"},

@@ -24,7 +24,7 @@ def queue(clock: Clock) -> WorkQueue:
 
 
 def due_now(queue: WorkQueue) -> list[str]:
-    """Return the keys that are due now, in their order. An extra last key ends the loop before ``next`` blocks."""
+    """Return the keys that are due now, in their order. An extra key at the end keeps ``next`` from blocking."""
     end = f"end-{next(ENDS)}"  # a new key for each call, because the queue delays a key that it served recently
     queue.add(end)
     due = list(iter(lambda: str(queue.next()), end))
@@ -47,7 +47,7 @@ def test_names_are_served_in_the_order_of_their_times(queue: WorkQueue, clock: C
 
 
 def due_after(queue: WorkQueue, clock: Clock, seconds: float) -> list[str]:
-    """Advance the clock by ``seconds``, and return the keys that are due. Fails if a key was due 0.1 s earlier."""
+    """Advance the clock by ``seconds``, and return the due keys. Fails if one was due 0.1 s earlier."""
     clock.now += seconds - 0.1
     assert due_now(queue) == []
     clock.now += 0.1
@@ -64,7 +64,7 @@ def test_the_earliest_time_is_used(queue: WorkQueue, clock: Clock, delays: tuple
 
 
 def test_two_turns_of_a_name_are_an_interval_apart_and_delay_no_other(queue: WorkQueue, clock: Clock) -> None:
-    """An event that arrives during a turn may report a change that the turn missed. So another turn must follow."""
+    """A turn may miss the change whose event arrives during the turn. So another turn must follow."""
     queue.add("a")
     assert due_now(queue) == ["a"]
     queue.add("b")
@@ -98,7 +98,7 @@ def test_a_failed_turn_is_repeated_after_its_delay(queue: WorkQueue, clock: Cloc
 
 
 def test_an_event_during_a_turn_does_not_shorten_the_delay_of_its_retry(queue: WorkQueue, clock: Clock) -> None:
-    """A namespace whose LISTs are slow and whose usage changes must not take all the time of the loop."""
+    """A namespace with slow LISTs and a changing usage must not take all the time of the loop."""
     queue.add("a")
     assert due_now(queue) == ["a"]
     clock.now += INTERVAL
@@ -201,7 +201,7 @@ def test_the_lag_is_that_of_due_names_without_a_successful_turn(queue: WorkQueue
 
 
 class Reconciled:
-    """A `Reconciler` that returns or raises ``answers[key]`` for each key. After an error, it retries within 4 s."""
+    """A `Reconciler` that returns or raises ``answers[key]`` for each key. It retries errors within 4 s."""
 
     def __init__(self, clock: Clock) -> None:
         self.answers: dict[str, float | Exception | None] = {}
@@ -270,7 +270,7 @@ def test_a_failing_key_is_retried_less_and_less_often_until_it_succeeds(reconcil
 
 
 def test_an_internal_error_ends_the_loop(reconciled: Reconciled) -> None:
-    """In the controller, `spawn` runs the loop. It logs the error, and the process ends."""
+    """In the controller, the function `spawn` runs the loop. After an error, it logs the error and ends the process."""
     reconciled.answers["bad"] = KeyError("bug")
     reconciled.loop.queue.add("bad")
     with pytest.raises(KeyError):

@@ -1,4 +1,4 @@
-"""Tests of the certificates that the CA issues, and of the names and times for which it issues none."""
+"""Tests of the certificates that the CA issues, and of names and times for which it issues no certificate."""
 
 import string
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def verify(leaf: Signed, authority: Signed, subject: str, at: datetime) -> None:
 
 
 def set_bits(usage: x509.KeyUsage) -> set[str]:
-    """Return the set bits of a key usage, except encipher_only and decipher_only, which need key_agreement."""
+    """Return the set bits of a key usage, without encipher_only and decipher_only, which need key_agreement."""
     bits = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment")
     return {bit for bit in (*bits, "key_agreement", "key_cert_sign", "crl_sign") if getattr(usage, bit)}
 
@@ -116,7 +116,7 @@ def test_authority_and_leaf_share_no_key(authority: Signed, leaf: Signed) -> Non
 
 @pytest.mark.parametrize(("signed", "days"), [("authority", 730), ("leaf", 90)], indirect=["signed"])
 def test_validity_starts_five_minutes_before_now_and_lasts_its_life_from_now(signed: Signed, days: int) -> None:
-    """Certificates have times in whole seconds, so the times are rounded down."""
+    """The times in certificates are whole seconds, so the start and the end are rounded down."""
     assert signed.certificate.not_valid_before_utc == START
     assert signed.expires == NOW.replace(microsecond=0) + timedelta(days=days)
 
@@ -132,7 +132,7 @@ def test_a_leaf_never_outlives_its_authority() -> None:
 
 
 def test_serials_are_random_and_have_at_most_20_octets() -> None:
-    """If each of the 159 bits is 1 in one serial number and 0 in another, no bit is constant."""
+    """A bit is not constant if it is 1 in one serial number and 0 in another. The test checks all 159 bits."""
     serials = [make_authority(NOW).certificate.serial_number for _ in range(64)]
     ever, always = 0, 2**159 - 1
     for serial in serials:
@@ -143,7 +143,7 @@ def test_serials_are_random_and_have_at_most_20_octets() -> None:
 
 
 def test_two_authorities_differ_by_name() -> None:
-    """During a rotation, a caBundle has the old and new CA. A client finds the issuer of a certificate by name."""
+    """During a rotation, a caBundle has the old and the new CA. A client finds a certificate's issuer by its name."""
     assert make_authority(NOW).certificate.subject != make_authority(NOW).certificate.subject
 
 
@@ -199,7 +199,7 @@ def test_a_leaf_that_no_client_could_accept_is_not_issued(
 
 
 def test_a_time_without_zone_is_rejected() -> None:
-    """A time without a zone might be local time. If it were read as UTC, it could be wrong by hours."""
+    """A time without a zone might be local time. Read as UTC, it could be wrong by hours."""
     with pytest.raises(ValueError, match="must have a time zone"):
         make_authority(NOW.replace(tzinfo=None))
 
@@ -260,7 +260,7 @@ def test_every_address_is_accepted_as_it_prints(address: Address) -> None:
 
 @given(text=st.text(string.ascii_letters + string.digits + "-._ ", max_size=70))
 def test_a_label_is_a_valid_name_of_a_namespace(text: str) -> None:
-    """A label of RFC 1123 has 1 to 63 lower-case letters, digits and '-', and does not begin or end with '-'."""
+    """By RFC 1123, a label has 1 to 63 lower-case letters, digits and '-', and does not begin or end with '-'."""
     allowed = set(string.ascii_lowercase + string.digits + "-")
     if 1 <= len(text) <= 63 and set(text) <= allowed and text.strip("-") == text:
         assert parse_label(text) == text

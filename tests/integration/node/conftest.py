@@ -1,4 +1,4 @@
-"""Fixtures for tests of the node agent, which removes the directories that vendors keep on a node for deleted pods."""
+"""Fixtures for tests of the node agent, which removes the directories of deleted pods that vendors leave on a node."""
 
 import tempfile
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Helpers for tests of the node agent: the disk of a node, its clocks and its pods, and an agent that sweeps the disk.
+"""Helpers for tests of the node agent: the disk, clocks and pods of a node, and an agent that sweeps the disk.
 
 A sweep is one pass of the agent over the root. The root has one directory per pod, which is called vm directory.
 """
@@ -34,7 +34,7 @@ def uid(number: int) -> str:
 
 
 def snapshot(path: Path) -> Snapshot:
-    """Return modes, owners, times, links and contents of all files of a tree, to compare them with a later snapshot."""
+    """Return modes, owners, times, links and contents of all files of a tree, to compare two snapshots."""
     found: Snapshot = {}
     for directory, names, files in os.walk(path):
         for name in (".", *names, *files):
@@ -65,10 +65,9 @@ class Clocks:
 class Pods:
     """The pods of the node, except the node agent's own pod.
 
-    ``uids``: the pods in the API server's cache.
-    ``live``: the pods in a consistent LIST. If None, they are those of the cache.
-    ``statics``: the static pods in annotations of mirror pods, with True for those that may have cards.
-    ``own``: the uid of the agent's own pod, which is in every list.
+    ``uids``: the pods in the API server's cache. ``live``: the pods in a consistent LIST, by default those of the
+    cache. ``statics``: the static pods, from the annotations of their mirror pods; True if the static pod may have
+    cards. ``own``: the uid of the agent's own pod, which is in every list.
     """
 
     uids: set[str] = field(default_factory=set)
@@ -77,7 +76,7 @@ class Pods:
     own: str = OWN
     error: VcudaError | None = None
     live_error: VcudaError | None = None
-    # A test can set this function to change the node in the middle of a sweep: the agent's last LIST calls it.
+    # The agent's last LIST calls this function. A test can set it to change the node in the middle of a sweep.
     meanwhile: Callable[[], object] = lambda: None
 
     def __call__(self, live: bool) -> PodListing:
@@ -124,7 +123,7 @@ class Disk:
         return self.base / "guarded"
 
     def make(self, name: str, age: float = HOUR) -> Path:
-        """Create the vm directory of a pod, as gpu-manager does, last modified ``age`` seconds ago."""
+        """Create the vm directory of a pod, as gpu-manager does. It was last modified ``age`` seconds ago."""
         path = self.root / name
         (path / "main").mkdir(parents=True)
         (path / "main" / "vcuda.config").write_bytes(bytes(5000))
@@ -147,7 +146,7 @@ class Disk:
 
 
 class Agent:
-    """Sweeps a disk like the real node agent. It remembers its own earlier sweeps, but not those of another `Agent`."""
+    """Sweeps a disk like the real node agent. Each `Agent` only remembers its own earlier sweeps."""
 
     def __init__(self, disk: Disk, *, dry_run: bool = False) -> None:
         self.disk = disk
@@ -170,7 +169,7 @@ class Agent:
             self.blocked = self._sweep.run(report, give_up, stopping)
 
     def let_grace_pass(self) -> None:
-        """Sweep once, which begins the grace period of each directory, and let more than this period pass."""
+        """Sweep once, which begins the grace period of each directory, and let this period pass."""
         self.sweep()
         self.disk.clocks.advance(2 * GRACE)
 
@@ -179,7 +178,7 @@ class Agent:
         return self.sweep()
 
     def reason(self, name: str) -> KeepReason | None:
-        """Return why a directory is kept after the grace period, or None if it is deleted."""
+        """Return why the directory is kept after the grace period. None if it is deleted."""
         outcome = self.sweep_after_grace()[name]
         assert (outcome.verdict is Action.KEPT) == (outcome.keep is not None)
         assert (name in self.disk.names()) == (outcome.keep is not None)
@@ -193,7 +192,7 @@ def need_root() -> None:
 
 @contextmanager
 def mounted(at: Path, *arguments: str | Path) -> Iterator[None]:
-    """Run mount(8) with these arguments and the mount point ``at``. The test is skipped if mounts are not permitted."""
+    """Run mount(8) with these arguments and the mount point ``at``. Skip the test if mounts are not permitted."""
     done = subprocess.run(("mount", *arguments, at), capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"cannot mount here, which takes CAP_SYS_ADMIN: {done.stderr.strip()}")

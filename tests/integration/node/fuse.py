@@ -1,4 +1,4 @@
-"""Mounts FUSE file systems (file systems in user space) whose server has ended or does not answer."""
+"""Mounts FUSE file systems (file systems in user space). Their server has ended, or does not answer."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ _INIT, _ACCESS = 26, 34  # opcodes of requests, from <linux/fuse.h>
 
 @contextmanager
 def mounted(path: Path, *, dead: bool) -> Iterator[FileIO]:
-    """Mount a FUSE file system at ``path``, and yield the file descriptor of its server, which never answers by itself.
+    """Mount a FUSE file system at ``path``. Yield the file descriptor of its server, which does not answer by itself.
 
     If ``dead``, the server has ended. The test is skipped if mounts are not permitted.
     """
@@ -39,7 +39,7 @@ def mounted(path: Path, *, dead: bool) -> Iterator[FileIO]:
 
 
 def let_in(server: FileIO) -> None:
-    """Answer requests as a FUSE server until another process has changed its working directory to the file system."""
+    """Act as the FUSE server until the working directory of another process is in the file system."""
     opcode = 0
     while opcode != _ACCESS:
         _, opcode, unique = struct.unpack_from("IIQ", os.read(server.fileno(), 2**17))

@@ -15,7 +15,7 @@ class Killed(BaseException):
 
 
 class Steps:
-    """Counts the calls that change the disk. ``before`` is called before each, with its number and arguments."""
+    """Counts the calls that change the disk. Before each call, ``before`` gets its number and arguments."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.taken = 0
@@ -24,7 +24,7 @@ class Steps:
             monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
 
     def fail(self, number: int, victim: str | None = None) -> None:
-        """Make every step fail with this errno, or only the steps on files with the name ``victim``."""
+        """Make every step fail with this errno, or only the steps on files named ``victim``."""
 
         def before(_taken: int, arguments: tuple[Any, ...]) -> None:
             if victim in (None, arguments[0]):
@@ -33,7 +33,7 @@ class Steps:
         self.before = before
 
     def stop(self, point: int, error: BaseException) -> None:
-        """Raise ``error`` at a step, after ``point`` more steps have succeeded."""
+        """Let ``point`` more steps succeed, and raise ``error`` at the next step."""
         last = self.taken + point
 
         def before(number: int, _arguments: tuple[Any, ...]) -> None:

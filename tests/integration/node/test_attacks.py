@@ -1,7 +1,6 @@
-"""A tenant cannot make the node agent delete files outside its root, or use much memory or many descriptors.
+"""Tests that no tenant can make the node agent delete files outside its root, or use much memory or many descriptors.
 
-The root is the directory with one directory per pod. The fixture `disk` compares a tree outside the root before and
-after each test.
+The root has one directory per pod. The fixture `disk` compares a tree outside the root before and after each test.
 """
 
 import os
@@ -76,7 +75,7 @@ def names_of_every_kind_of_byte(path: Path) -> None:
 
 
 def a_path_of_many_thousand_bytes(path: Path) -> None:
-    """Create a file whose path is longer than PATH_MAX, 4,096 bytes, so that it cannot be opened by its path."""
+    """Create a file whose path is longer than PATH_MAX (4,096 bytes), so no call can open it by its path."""
     at = os.open(path, os.O_RDONLY)
     for level in range(DEEP):
         name = f"{level:0{LONG}}"
@@ -155,7 +154,7 @@ def test_a_link_in_place_of_a_listed_directory_is_not_followed(disk: Disk, agent
 def test_a_path_swapped_during_the_deletion_loses_nothing(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch, swapped: str, with_what: str
 ) -> None:
-    """The deletion continues in the directory that was checked, under whatever name it has now."""
+    """The agent deletes the directory that it has checked, whatever name the directory has now."""
     path = disk.make(uid(1))
     victim = path if swapped == uid(1) else path / swapped
     plain = os.unlink

@@ -1,4 +1,4 @@
-"""Every step of a sweep (a pass of the node agent) is disturbed: its call fails, or the agent is killed.
+"""Tests of a sweep (a pass of the node agent) in which any step fails, or the agent is killed at the step.
 
 No directory of an existing pod is lost, and every other directory is finally deleted.
 """
@@ -22,7 +22,7 @@ FAULTS = [errno.EBUSY, errno.EROFS, errno.ENOSPC, errno.EACCES, errno.EIO]
 
 
 def until_rest(disk: Disk, agent: Agent) -> None:
-    """Sweep until all directories of deleted pods are deleted. A partly deleted directory is young again."""
+    """Sweep until all directories of deleted pods are deleted. The age of a partly deleted directory starts again."""
     for _ in range(3):
         agent.sweep()
         disk.clocks.advance(HOUR)
@@ -115,7 +115,7 @@ def test_an_entry_of_unknown_type_stays_and_delays_no_other(
 def test_a_directory_that_the_vendor_deletes_meanwhile_is_not_an_error(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A vendor's monitor may delete directories of deleted pods, too."""
+    """A vendor's monitor may also delete directories of deleted pods."""
     nested(disk, 1)
     plain = os.unlink
 

@@ -1,4 +1,4 @@
-"""Random sequences of events on a real disk (a state machine of hypothesis).
+"""A state machine of hypothesis: random sequences of events on a real disk.
 
 The node agent never deletes the directory of an existing pod, and finally deletes all other directories.
 """
@@ -25,8 +25,8 @@ which_pod = st.integers(0, 2)
 class Node(RuleBasedStateMachine):
     """A node whose pods are created and deleted while a node agent runs.
 
-    The agent is killed at any step, and calls fail. The cache of the API server lags. The API server or the kubelet's
-    directory is unavailable. The wall clock is set.
+    The agent may be killed at any step, and calls may fail. The API server's cache is late. The API server or the
+    kubelet's directory may be unavailable. The wall clock may change.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Node(RuleBasedStateMachine):
         self.kubelet = self.disk.kubelet
         self.stack.enter_context(self.disk.untouched())
         self.steps = Steps(self.stack.enter_context(pytest.MonkeyPatch.context()))
-        # Maps each existing pod to the content of its directory when the pod was created.
+        # Maps each existing pod to the content that its directory had when the pod was created.
         self.there: dict[str, Snapshot] = {}
         self.api: set[str] = set()
         self.fresh = count()
@@ -46,7 +46,7 @@ class Node(RuleBasedStateMachine):
         self.confirm()
 
     def confirm(self) -> None:
-        """Make LISTs return the stored pods at once. The cache may still have an earlier state of the pods."""
+        """Make LISTs return the stored pods at once, although the cache may still have an earlier state."""
         self.disk.pods.live = self.api
 
     @rule(kubelet=st.booleans())

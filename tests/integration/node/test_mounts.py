@@ -1,4 +1,4 @@
-"""The node agent never deletes a mount point, and never enters another mount."""
+"""Tests that the node agent never deletes a mount point, and never enters another mount."""
 
 from contextlib import ExitStack
 
@@ -44,7 +44,7 @@ def test_a_mount_of_another_file_system_stays(disk: Disk, agent: Agent) -> None:
 def test_a_mount_is_found_even_if_a_name_has_characters_that_could_end_a_line(
     disk: Disk, agent: Agent, char: str
 ) -> None:
-    """In /proc/self/mountinfo the kernel escapes few characters, and users choose the names of files."""
+    """The kernel escapes few characters in /proc/self/mountinfo, and users choose the names of files."""
     need_root()
     path = disk.make(uid(1)) / f"a{char}9 9 8:1 x"
     path.touch()
@@ -53,7 +53,7 @@ def test_a_mount_is_found_even_if_a_name_has_characters_that_could_end_a_line(
 
 
 def test_names_that_might_end_a_line_do_not_hide_the_roots_own_mount(disk: Disk, agent: Agent) -> None:
-    """A pod's author can choose such a name by a subPath. mountinfo shows this mount before the root's own mount."""
+    """A pod's author can choose such a name by a subPath. In mountinfo, this mount precedes the root's own mount."""
     need_root()
     source, target = disk.base / "sub\rpath", disk.base / "target"
     source.mkdir()

@@ -1,4 +1,4 @@
-"""The lists of pods by which the node agent decides: complete, of its node, and of static pods too."""
+"""Tests of the lists of pods by which the node agent decides: they are complete, and include static pods."""
 
 import pytest
 
@@ -64,7 +64,7 @@ def test_a_live_list_is_reused_for_seconds_and_a_failure_is_not(kube: Kube, scri
 
 
 def test_a_live_list_is_not_reused_in_the_next_sweep(kube: Kube, script: Script) -> None:
-    """The next sweep may find a directory whose pod was created after that list."""
+    """The next sweep may find a directory of a pod that was created after the LIST."""
     pods = ApiPods(kube, NODE, clock=lambda: 0.0)
     script.answers.extend([page(7, item("a", 1)), page(7, item("a", 1)), page(8, item("b", 1))])
     assert pods(True).uids == pods(False).uids == {"uid-a"}
@@ -72,7 +72,7 @@ def test_a_live_list_is_not_reused_in_the_next_sweep(kube: Kube, script: Script)
 
 
 def test_the_first_list_of_a_sweep_comes_from_the_cache_of_the_api_server(kube: Kube, script: Script) -> None:
-    """A consistent LIST in pages reads the pods of all nodes from etcd."""
+    """A consistent LIST in pages reads the pods of all nodes from etcd, which the first LIST must not do."""
     script.answers.extend([page(7, item("a", 1)), page(8, item("b", 1))])
     pods = ApiPods(kube, NODE)
     assert [pods(False).uids, pods(False).uids] == [{"uid-a"}, {"uid-b"}]
@@ -82,7 +82,7 @@ def test_the_first_list_of_a_sweep_comes_from_the_cache_of_the_api_server(kube: 
 def test_pods_that_are_too_large_for_one_page_are_listed_in_pages(
     kube: Kube, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A LIST from the cache of the API server has only one page, so the agent makes a consistent LIST."""
+    """A LIST from the API server's cache has only one page. So the agent makes a consistent LIST instead."""
     monkeypatch.setattr("vcuda.kube.pages.MAX_PAGE_BYTES", 1000)
     monkeypatch.setattr("vcuda.kube.pages.MAX_OBJECT_BYTES", 1000)
     large = page(7, *(item(f"{number}-{'x' * 100}", 1) for number in range(10)))

@@ -1,4 +1,4 @@
-"""A sweep (a pass of the node agent) deletes a directory only if every part of the proof holds that it is unused."""
+"""Tests that a sweep (a pass of the node agent) deletes a directory only if the whole proof shows that it is unused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_only_names_of_the_schemes_form_are_its_directories(disk: Disk, scheme: 
 
 
 def test_a_directory_stays_while_kubelet_keeps_its_deleted_pod(disk: Disk, agent: Agent) -> None:
-    """The containers of a pod that was deleted by force may still run."""
+    """If the pod was deleted by force, its containers may still run."""
     disk.make(uid(1))
     (disk.kubelet / uid(1)).mkdir()
     assert agent.reason(uid(1)) is KeepReason.KUBELET
@@ -170,7 +170,7 @@ def test_a_list_without_the_agents_own_pod_is_not_used(disk: Disk, agent: Agent)
 
 
 def test_if_the_last_list_fails_nothing_is_deleted_and_the_next_sweep_retries(disk: Disk, agent: Agent) -> None:
-    """The LIST just before the deletions may fail, for example because a continue token expires between two pages."""
+    """The LIST just before the deletions may fail, for example because a continue token expires between its pages."""
     disk.make(uid(1))
     disk.make(uid(2))
     disk.pods.live_error = Unavailable("the continue token has expired (HTTP 410)")
@@ -181,7 +181,7 @@ def test_if_the_last_list_fails_nothing_is_deleted_and_the_next_sweep_retries(di
 
 
 def test_a_static_pods_own_directory_stays_while_kubelet_has_the_pod(disk: Disk, agent: Agent) -> None:
-    """kubelet's directory of a static pod has the static pod's uid, even if the API has no mirror pod."""
+    """The kubelet names the directory of a static pod by the static pod's uid, even if there is no mirror pod."""
     disk.make(STATIC)
     (disk.kubelet / STATIC).mkdir()
     assert agent.reason(STATIC) is KeepReason.KUBELET
@@ -202,7 +202,7 @@ def test_a_static_pods_own_directory_stays_while_kubelet_has_the_pod(disk: Disk,
 def test_the_directory_of_a_former_mirror_pod_stays_while_a_static_pod_may_have_cards(
     disk: Disk, agent: Agent, statics: dict[str, bool], uid_of_static: str, reason: KeepReason | None
 ) -> None:
-    """The device plugin named the directory after a mirror pod that was deleted since. The static pod still runs."""
+    """The device plugin named the directory by a mirror pod, which was deleted since. The static pod still runs."""
     disk.make(uid(1))
     (disk.kubelet / uid_of_static).mkdir()
     disk.pods.statics = statics

@@ -1,4 +1,4 @@
-"""A sweep (a pass of the node agent) has a limited time. The next sweep continues, so every directory is handled."""
+"""Tests of the time limit of a sweep (a pass of the node agent). The next sweep continues with the rest."""
 
 from tests.integration.node.disk import HOUR, Agent, Disk, nested, uid
 from tests.integration.node.steps import Steps
