@@ -82,7 +82,7 @@ def test_an_allocation_of_thousands_of_keys_and_of_huge_texts_is_removed_as_a_wh
 
 
 def test_a_future_time_counts_as_the_time_at_which_it_was_seen(cleaner: Cleaner) -> None:
-    """The owner of a pod can write any time into its annotations. A future time once kept a stale allocation for a day."""
+    """A pod's owner can write any time into its annotations. A future time once kept a stale allocation for a day."""
     cleaner.api.store(f"{NODES}/{NODE}", {"metadata": {"name": NODE}})
     cleaner.api.store(POD, allocated_pod(GPU_MANAGER, START + 80_000, created=START - 1000))
     cleaner.watch()

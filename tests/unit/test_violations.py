@@ -126,7 +126,7 @@ def test_only_a_quota_that_enforces_evicts_and_only_pods_that_it_counts(mode: Mo
 
 
 def test_a_mirror_pod_is_reported_and_not_evicted() -> None:
-    """An eviction would only delete the mirror pod. The static pod runs on, and the kubelet recreates the mirror pod."""
+    """An eviction would only delete the mirror pod. The static pod runs on, and the kubelet recreates its mirror."""
     finding = one(pod("static", 500, node="gpu-1", mirror=True))
     assert not finding.evictable
     assert finding.message.endswith(" To end this mirror pod, remove the manifest of its static pod from node gpu-1.")
