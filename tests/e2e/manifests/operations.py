@@ -79,6 +79,18 @@ def limit(admin: Cluster) -> None:
 
 
 @contextmanager
+def example_quota(admin: Cluster) -> Iterator[None]:
+    """Do `limit`. At the end of the ``with`` statement, delete the quota, and wait until the namespace is deleted."""
+    try:
+        limit(admin)
+        yield
+    finally:
+        QuotaConfigMap(admin.rest, "kube-system", "gpuquota").delete()
+        admin.delete_namespace(TEAM)
+        admin.await_gone("/api/v1/namespaces", TEAM)
+
+
+@contextmanager
 def installed(
     admin: Cluster, directory: Path, *components: str, program: Sequence[str | Path] = CONTROLLER
 ) -> Iterator[tuple[System, ControllerProcess]]:
@@ -94,10 +106,5 @@ def installed(
     )
     with applied(admin, directory, *components) as system, system.serving(1), system.controller(program) as controller:
         controller.await_synced()
-        try:
-            limit(admin)
+        with example_quota(admin):
             yield system, controller
-        finally:
-            QuotaConfigMap(admin.rest, "kube-system", "gpuquota").delete()
-            admin.delete_namespace(TEAM)
-            admin.await_gone("/api/v1/namespaces", TEAM)

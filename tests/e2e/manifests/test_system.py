@@ -12,9 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.builders import MODEL, POOL
 from tests.e2e import dra
 from tests.e2e.cluster import Cluster
-from tests.e2e.manifests.operations import TEAM, limit
+from tests.e2e.manifests.operations import TEAM, example_quota
 from tests.e2e.manifests.system import NODE, System, applied
-from tests.e2e.quota_config import QuotaConfigMap
 from tests.integration.reviews import card_pod
 from tests.processes import Server
 from tests.rendered import MANIFESTS, one, rendered
@@ -36,10 +35,8 @@ def running(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         system.node_agent() as agent,
     ):
         controller.await_synced()
-        limit(admin)
-        yield system, (webhook, controller, agent)
-        QuotaConfigMap(admin.rest, "kube-system", "gpuquota").delete()
-        admin.delete_namespace(TEAM)
+        with example_quota(admin):
+            yield system, (webhook, controller, agent)
     admin.delete_node(NODE)
 
 
