@@ -16,7 +16,7 @@ from tests.e2e.installation import ENFORCED, LEASES, SYSTEM_NAMESPACE
 from tests.e2e.manifests.balancer import Balancer, balancing
 from tests.e2e.manifests.operations import TEAM, commands, installed, run as run_script
 from tests.e2e.manifests.system import System, apply
-from tests.e2e.stage import own_address
+from tests.e2e.stage import delete_pods, own_address
 from tests.gpuquota import run
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess, eventually
@@ -41,6 +41,9 @@ def clinic(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     ):
         for port in system.balancer.endpoints():
             pods.add(port)
+        # Pods of an earlier test may be bound to a node that is deleted by now. Kubernetes deletes such pods a minute
+        # later, and then a healthy installation would have pods that are not ready.
+        delete_pods(admin, SYSTEM_NAMESPACE)
         run_pods(admin)
         yield system, controller, pods
     for model in MODELS:
@@ -61,13 +64,14 @@ def is_rolled_out(admin: Cluster, name: str) -> bool:
     # The Deployment has minReadySeconds, so a pod is available only if its readiness has a time.
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     status = {"phase": "Running", "podIP": own_address(), "conditions": [ready]}
-    for pod in pods_of(admin, name):
+    pods = pods_of(admin, name)
+    for pod in pods:
         if pod["status"]["phase"] != "Running":
             admin.set_pod_status(SYSTEM_NAMESPACE, pod["metadata"]["name"], status)
     deployment = admin.rest.get(f"{DEPLOYMENTS}/{name}")
     told, replicas = deployment["status"], deployment["spec"]["replicas"]
-    counts = [told.get(count) for count in ("replicas", "updatedReplicas", "availableReplicas")]
-    return told.get("observedGeneration") == deployment["metadata"]["generation"] and counts == [replicas] * 3
+    counts = [len(pods), *(told.get(count) for count in ("replicas", "updatedReplicas", "availableReplicas"))]
+    return told.get("observedGeneration") == deployment["metadata"]["generation"] and counts == [replicas] * 4
 
 
 def pods_of(admin: Cluster, deployment: str) -> list[Json]:
