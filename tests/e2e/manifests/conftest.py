@@ -5,15 +5,14 @@ The webhooks in the manifests are called for the whole cluster, so they would af
 
 import json
 from collections.abc import Iterator
-from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import Cluster, administering
+from tests.e2e.cluster import Cluster, Json, administering
 from tests.e2e.installation import tenant_of
 from tests.e2e.manifests.audit import AuditLog
-from tests.e2e.manifests.policies import controller_account, ordinary
+from tests.e2e.manifests.policies import ordinary
 from tests.e2e.manifests.system import apply
 from tests.processes import eventually
 from tests.rendered import BASE
@@ -72,13 +71,30 @@ def admin(plane: ControlPlane) -> Iterator[Cluster]:
 def policies(admin: Cluster) -> None:
     """Apply the policies, and wait until they are in effect.
 
-    They all take effect together, some time after the last policy is stored.
+    The API server reads all stored policies together, about once a second. So a policy that is stored after all others
+    shows when they are in effect.
     """
     apply(admin, BASE, "--server-side", "--force-conflicts")
     with admin.fresh_namespace() as namespace:
-        account = controller_account(admin)
+        last = rejecting_config_maps(namespace)
+        admin.apply(*last)
         config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": namespace, "name": "probe"}}
-        eventually(lambda: account.try_create(config_map, dryRun="All").status == HTTPStatus.FORBIDDEN)
+        eventually(lambda: "the last policy" in admin.try_create(config_map, dryRun="All").message)
+        for each in last:
+            admin.delete(f"{admin.path_of(each)}/{each['metadata']['name']}")
+
+
+def rejecting_config_maps(namespace: str) -> tuple[Json, Json]:
+    """Return a policy that rejects every ConfigMap in the namespace, and the binding of this policy."""
+    name = f"{namespace}.example.com"
+    about = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": name}}
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"]}
+    within = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}, "resourceRules": [rule]}
+    validations = [{"expression": "false", "message": "the last policy"}]
+    policy = {**about, "kind": "ValidatingAdmissionPolicy"}
+    binding = {**about, "kind": "ValidatingAdmissionPolicyBinding"}
+    bound = {"policyName": name, "validationActions": ["Deny"]}
+    return {**policy, "spec": {"matchConstraints": within, "validations": validations}}, {**binding, "spec": bound}
 
 
 @pytest.fixture
