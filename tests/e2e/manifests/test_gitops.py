@@ -65,6 +65,15 @@ def drift_of_argo_cd(system: System) -> list[str]:
     return done.stdout.splitlines()
 
 
+def await_observed(system: System) -> None:
+    """Return when Kubernetes has processed all Deployments, because it first writes an annotation into each of them."""
+    for each in (found for found in system.objects if found["kind"] == "Deployment"):
+        path, name = system.cluster.path_of(each), each["metadata"]["name"]
+        system.cluster.await_object(
+            path, name, lambda found: found["status"].get("observedGeneration") == found["metadata"]["generation"]
+        )
+
+
 @pytest.mark.parametrize("drift", [drift_of_flux, drift_of_argo_cd])
 def test_no_drift_is_found_before_and_after_the_webhooks_are_registered(
     admin: Cluster, system: System, drift: Callable[[System], list[str]]
@@ -74,6 +83,7 @@ def test_no_drift_is_found_before_and_after_the_webhooks_are_registered(
             apply_as_flux(admin, each)
     else:
         apply(admin, system.kustomization)
+    await_observed(system)
     assert drift(system) == []
     with system.serving(1), system.controller() as controller:
         controller.await_synced()
