@@ -27,8 +27,11 @@ Operation = dict[str, Any]
 
 
 class Check(Protocol):
-    """A function that long computations call repeatedly. It raises an exception if their result is no longer needed,
-    or if another thread must compute it. ``steps``: the number of steps that follow, if it is a product of numbers."""
+    """A function that long computations call repeatedly.
+
+    It raises an exception if their result is no longer needed, or if another thread must compute it.
+    ``steps``: before nested loops, the number of their steps; otherwise 0.
+    """
 
     def __call__(self, steps: int = 0, /) -> None: ...
 

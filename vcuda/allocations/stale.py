@@ -188,7 +188,10 @@ class Lock(msgspec.Struct, frozen=True):
     """The namespace and name of the pod for which the lock was taken; None if the lock names no pod."""
 
     def expires(self, seen: float, now: float, timeout: float) -> float:
-        """Return the Unix time of expiry. ``seen`` (first observation) replaces a missing or far future time."""
+        """Return the Unix time at which the lock expires.
+
+        If the lock's time is missing or far in the future, ``seen``, the time of the first observation, counts instead.
+        """
         taken = seen if self.taken is None or self.taken > now + ABSURD else self.taken
         return taken + timeout
 

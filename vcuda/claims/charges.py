@@ -66,12 +66,12 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def profiles_on(self) -> Callable[[str, str, str], tuple[str, ...]]:
-        """A function that returns the MIG profiles of a driver's devices of one type on a GPU model."""
+        """A function that returns the MIG profiles that the devices of one driver and type have on a GPU model."""
         return functools.cache(lambda *of: tuple(dict.fromkeys(offer.profile for offer in self.offers_on(*of))))
 
     @functools.cached_property
     def dearest_partition(self) -> Callable[[str, str, str], Charge]:
-        """A function that returns the largest charge of a driver's devices of one type, a MIG type, on a GPU model."""
+        """A function that returns the largest charge of a MIG device of one driver and type on a GPU model."""
         return functools.cache(lambda *of: _peak(self.partition(each, of[2]) for each in self.profiles_on(*of)))
 
     def partition(self, profile: str, model: str) -> Charge:
@@ -347,7 +347,7 @@ def ambiguous(model: str, product: str) -> str:
 
 
 def _different(offers: Iterable[DeviceOffer]) -> tuple[DeviceOffer, ...]:
-    """Of devices that differ only in their product, return one, because the product does not affect the charge."""
+    """Return one of the devices that differ only in their product, because the product does not affect the charge."""
     return tuple({(each.profile, each.shared, each.capacities): each for each in offers}.values())
 
 

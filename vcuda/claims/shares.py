@@ -19,7 +19,7 @@ _MIB = 1024 * 1024
 
 
 def charge_of_share(asked: Mapping[str, Decimal], offer: DeviceOffer) -> Charge:
-    """Return the charge of a share whose limits the driver of HAMi or vgpu-manager enforces. ``asked``: capacities."""
+    """Return the charge of a share that HAMi's or vgpu-manager's driver limits. ``asked``: the requested capacities."""
     if not offer.shared:
         return WHOLE_CARD
     capacities = dict(offer.capacities)
@@ -31,7 +31,8 @@ def charge_of_share(asked: Mapping[str, Decimal], offer: DeviceOffer) -> Charge:
     # because the cards of a model may have different memory.
     if MEMORY not in asked and MEMORY in capacities and memory == capacities[MEMORY].value:
         memory = None
-    # The driver does not limit a share that requests no cores or memory. So charge all cores or one card's memory.
+    # The driver limits only what a share requests. So a share without cores is charged all cores of a card, and a share
+    # without memory is charged all memory of a card.
     return Charge(
         _whole(cores) if cores else WHOLE_CARD.cores,
         _whole(memory / _MIB) if memory else 0,

@@ -53,7 +53,7 @@ def read_facts(node: Node, known: GpuResources, registers: Registers) -> NodeFac
         tuple(key for key, scheme in ANNOTATIONS.items() if key in annotations and scheme not in registers),
         annotations.get(DISCOVERED, "")[:MAX_RECORD],
     )
-    # Most nodes often have no GPU, so their facts are equal. One shared object saves memory.
+    # In many clusters most nodes have no GPU, so the facts about these nodes are equal. One shared object saves memory.
     return facts if facts != NO_FACTS else NO_FACTS
 
 

@@ -347,7 +347,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         return msgspec.structs.replace(found, types=types)
 
     def named_by(self, named: CardModels) -> "Nodes":
-        """Return the same nodes with the GPU models that ``named``, the entries of ``gpu_models``, give to them."""
+        """Return these nodes, with the GPU models that ``named``, the entries of ``gpu_models``, gives to them."""
         return self if named is self.named else Nodes.of(self.labels, self.keys, self.registers, named, self.outdated)
 
     @property

@@ -113,7 +113,7 @@ _NEEDED = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
 
 def read_shortages(text: str) -> Iterator[MissingQuota]:
     """Yield the missing quota of each model in a text that contains messages of `Shortage`."""
-    # The text may contain a long text from the pod. So it is split, and not searched by a pattern.
+    # The text may contain a long text from the pod, on which a regular expression could be slow. So the text is split.
     for sentence in text.split("; "):
         subject, _, rest = sentence.partition(" in namespace ")
         _, requested, figures = rest.partition(", requested: ")

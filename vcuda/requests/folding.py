@@ -11,7 +11,8 @@ VENDOR = "NVIDIA-"
 
 # `\u212a` is the Kelvin sign, and `\u017f` is the long s. Unicode, and so the regex library RE2, folds them to k and s.
 _FOLD = str.maketrans(string.ascii_uppercase + " \u212a\u017f", string.ascii_lowercase + "-ks")
-# In a pattern of product names, a wildcard may stand for the blank after the vendor. A `*` also stands for other text.
+# In a pattern of product names, a wildcard may stand for the blank after the vendor's name. A `*` may stand for more
+# text too, so it is kept.
 _VENDORS = re.compile(rf"(?:{VENDOR[:-1]}(?:[-?]|(?=\*)))+", re.IGNORECASE)
 
 

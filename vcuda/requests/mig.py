@@ -167,7 +167,7 @@ class MigCharges:
 
     @functools.cached_property
     def cards(self) -> Collection[tuple[MigSlices, int, tuple[MigTable, ...]]]:
-        """The different cards for which ``gpu_models`` states slices: their slices, memory and possible tables."""
+        """The kinds of cards with MIG slices in ``gpu_models``: their slices, memory, and possible tables of NVIDIA."""
         return {(row.mig, row.memory, self._tables(model)) for model, row in self._rows.items() if row.mig}
 
     def _tables_of(self, model: str) -> tuple[MigTable, ...]:

@@ -1,6 +1,7 @@
-"""The resources by which pods request GPUs. A scheme is the set of one vendor's resources; a unit is any other one.
+"""The resources by which pods request GPUs.
 
-Schemes and some units are built in. The operator adds or changes resources by these keys of the quota ConfigMap::
+A scheme is the set of one vendor's resources. A unit is a resource that belongs to no scheme. Schemes and some
+units are built in. The operator adds or changes resources by these keys of the quota ConfigMap::
 
     gpu_units:   {nvidia.com/gpu.shared: {cards: 0.25}, deviceclass/rdma.example.com: {}}   # {}: not a GPU
     gpu_schemes: {hami: {resources: {count: nvidia.com/vgpu}}}                              # see `scheme_settings`
@@ -218,7 +219,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def variables(self) -> Mapping[Allowance, ShareLimits]:
-        """The environment variables of all vendors that lift limits of shares, by the item of `allow` for them."""
+        """The environment variables by which pods lift limits of shares, by the item of `allow` that permits them."""
         every = [variable for scheme in self.schemes for variable in scheme.limits.variables]
         return {allowance: ShareLimits(tuple(v for v in every if v.allowance is allowance)) for allowance in Allowance}
 
