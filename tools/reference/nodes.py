@@ -41,7 +41,8 @@ def chapters() -> tuple[Chapter, ...]:
             ("The column `TAKES PODS` of `kubectl gpuquota nodes` has these texts, or `yes`."),
             (
                 Told(
-                    NodeAvailability(frozenset({CORDON, Taint(NOT_READY)})).takes_pods, "Run `kubectl describe node`."
+                    NodeAvailability(frozenset({CORDON, Taint(NOT_READY)})).takes_pods,
+                    "See the conditions of the node by `kubectl describe node`.",
                 ),
                 Told(
                     NodeAvailability(frozenset({Taint("dedicated", "ml")})).takes_pods,
@@ -75,12 +76,18 @@ def _doubts() -> Iterator[Told]:
         (
             node(hami(A100, handshake=DELETED), labelled("A100")),
             [],
-            "The node counts as a node of HAMi. If HAMi runs there, its scheduler has kept the mark after a restart.",
+            (
+                "The node counts as a node of HAMi. If HAMi runs on the node, HAMi's scheduler has kept the old value"
+                " of hami.io/node-handshake after a restart."
+            ),
         ),
         (
             node(hami(A100, A100, offered="2"), labelled("A100")),
             [],
-            "The node counts as a node of HAMi, but another device plugin serves it. Run only one of the two plugins.",
+            (
+                "The node counts as a node of HAMi, but another device plugin offers its cards. Run only one of the two"
+                " plugins."
+            ),
         ),
         (
             node({"allocatable": {"nvidia.com/gpu": "8"}}),
@@ -97,14 +104,14 @@ def _doubts() -> Iterator[Told]:
     )
     cloud = {"labels": {"karpenter.k8s.aws/instance-gpu-name": "l4"}}
     moved = found_on(node(cloud, labelled("A100", by="cloud-label")))
-    yield Told(moved.why_held(in_use=True), "If the label of the cloud is right, drain the node.")
+    yield Told(moved.why_held(in_use=True), "If the label of the cloud names the right model, drain the node.")
     lost = found_on(node(features("Tesla-T4"), labelled("A100", by="hami")))
-    yield Told(lost.why_held(in_use=False), "If the source of the model stays away, remove the label from the node.")
+    yield Told(lost.why_held(in_use=False), "If the lost source will not come back, remove the label from the node.")
 
 
 def _promised() -> Iterator[Told]:
     [promised] = oversubscribed([PromisedCards("A100", 12, 8, 8, 3, 5)])
-    yield Told(promised, "Lower the limits, if not all namespaces should get their whole quota at the same time.")
+    yield Told(promised, "Lower the limits if all namespaces must be able to use their whole quota at the same time.")
     [unknown] = uncounted([GpuNode("gpu-1", ("A100",), None, None, "label", "", None)])
     yield Told(unknown, "Install GPU feature discovery, or a device plugin.")
     yield Told(

@@ -236,7 +236,7 @@ class _Cluster(ExampleServer):
 def _plugin() -> Iterator[Told]:
     path = f"/api/v1/namespaces/team-a/configmaps/{USAGE_NAME}"
     none = (
-        "There is no usage report: the namespace has no limit, the controller is down, or it has not"
+        "There is no usage report: the namespace has no limit, the controller is down, or the controller has not"
         " published the report yet."
     )
     yield Told(_said(_Cluster()), none)

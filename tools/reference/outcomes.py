@@ -42,14 +42,17 @@ OUTCOMES: Mapping[str, str] = {
         "the pod or claim fits only without the quota that webhook replicas have reserved; the replicas now release"
         " this quota"
     ),
-    Outcome.OVER_QUOTA_PENDING: "the pod or claim fits only without the pending charges",
-    Outcome.OVER_QUOTA_NOT_RECOUNTED: ("the stored objects leave enough quota, but the ledger is not recounted yet"),
+    Outcome.OVER_QUOTA_PENDING: "the pod or claim fits only without the pending charges, which belong to objects"
+    " that were admitted and not yet seen stored",
+    Outcome.OVER_QUOTA_NOT_RECOUNTED: (
+        "the stored objects leave enough quota, but the ledger still has charges of deleted objects"
+    ),
     Outcome.OVER_QUOTA_UNCOUNTED: (
-        "the ledger has too little room, and the stored objects could not be counted in time"
+        "the pod or claim does not fit the ledger, and the stored objects could not be counted in time"
     ),
     Outcome.NOT_MUTATED: (
-        "the answer was 429 with a retry in a second, because the pod lacks the patch of `/mutate`, and the namespace's"
-        " first such pod since a pause of 30 s was less than 30 s ago"
+        "the answer was 429 with a retry after a second, because the pod lacks the patch of `/mutate`; if pods of a"
+        " namespace lack the patch for more than 30 s, they are answered 403 with the outcome `not-pinned`"
     ),
     Outcome.NOT_ALLOWED: (
         "the pod or claim was rejected, because the namespace's quota has none of the models that it may use"
@@ -60,7 +63,8 @@ OUTCOMES: Mapping[str, str] = {
     ),
     Outcome.MALFORMED: "the pod or claim was rejected, because its GPU request is malformed",
     Outcome.BUSY: (
-        "the ledger has too many pending charges (403), or is contended, or the outcome of a write is unknown (429)"
+        "too many admitted objects of the namespace are not seen stored yet (403), or too many charges are written to"
+        " the ledger at once, or the outcome of a write is unknown (429)"
     ),
     Outcome.UNREADABLE_LEDGER: "the pod or claim was rejected, because the ledger is damaged",
     Outcome.LEDGER_LOST: (
@@ -83,7 +87,7 @@ FINDINGS = {
         " model"
     ),
     ViolationKind.NOT_ALLOWED: (
-        "the namespace must not use the model, or a claim has a kind of request that is rejected"
+        "the namespace must not use the model, or a claim requests `All` or `adminAccess`, which is rejected"
     ),
     ViolationKind.OVER_QUOTA: "the pod or claim exceeds the quota together with older pods and claims",
     ViolationKind.OTHER_MODEL: "the pod or claim has a card of another model than it is charged for",
@@ -97,11 +101,11 @@ EVICTIONS = {
     ),
 }
 INCIDENTS = {
-    "lists": "the lists that ended successfully",
+    "lists": "the LIST requests of watches that succeeded",
     "watches": "the watches that were started",
     "events": "the events that the watches have received",
-    "failures": "the lists and watches that failed",
-    "undecodable": "the changes that could not be decoded; each object keeps its last good state",
+    "failures": "the LIST and watch requests that failed",
+    "undecodable": "the changed objects that could not be decoded; the program still uses their last good state",
     "callback_errors": "the events that the program failed to handle",
 }
 

@@ -61,15 +61,14 @@ def rejected() -> list[Told]:
         Told(
             exceeded("team-a", in_total),
             "All GPU models together use up [`total`](quotas.md#the-total-of-all-models) of the quota entry. Wait until"
-            " any GPU pod of the namespace ends, request less, or ask for a higher `total`. If both limits bind, the"
-            " message names the model.",
+            " any GPU pod of the namespace ends, request less, or ask for a higher `total`. If the limit of the"
+            " model has no room either, the message names the model instead of `total`.",
         ),
         Told(
             _put_off(for_now),
-            "The pod would fit without the pending charges, the charges of objects"
-            " that were admitted and are not seen stored yet. A pending charge becomes used when its"
-            " object is stored, usually at once. If another webhook rejected the object after it was"
-            " charged, the charge is released after `--storable-seconds`.",
+            "The pod would fit without the pending charges. These are charges of objects that were admitted, and"
+            " that the controller has not seen stored yet. Usually an object is stored at once. If another webhook"
+            " rejects the object after the charge, the charge is released after `--storable-seconds`.",
         ),
         Told(
             _put_off(reserved),
@@ -92,13 +91,15 @@ def rejected() -> list[Told]:
         ),
         Told(
             f"{exceeded('team-a', running)}; {DELETED_RELEASED}",
-            "Wait. `terminating` is the charge of pods that were deleted by force while they ran. The"
+            "Wait until these charges end. `terminating` is the charge of pods that were deleted by force while they"
+            " ran. The"
             " containers of these pods may run until the end of their grace period, and the pods stay"
             " charged until then.",
         ),
         Told(
             exceeded("team-a", memory),
-            "As for cards: wait until a pod of the namespace ends, request less memory, or ask for"
+            "The memory of the model is used up. Wait until a pod of the namespace ends, request less memory, or ask"
+            " for"
             " more quota. `kubectl gpuquota` shows the usage. `pending` is the charge of objects that"
             " were admitted recently. If an object is never stored, its charge is released after 75"
             " seconds.",
@@ -155,7 +156,7 @@ def rejected() -> list[Told]:
         Told(
             mutated({"nvidia.com/mig-1g.5gb": 1}, NamespaceQuota({"A30": Limit(400)})).message,
             "Request a profile that the cards of the model have, or another model. If the cards have the profile, ask"
-            " your administrator to state their MIG slices.",
+            " your administrator to state the MIG slices of these cards in `gpu_models`.",
         ),
         Told(
             charge(CARD, TEAM, affinity=requires("M40", "P100")).message,
@@ -165,7 +166,8 @@ def rejected() -> list[Told]:
         ),
         Told(
             charge(CARD, SMALL, affinity=None, skipped=SkippedMutate()).message,
-            "Clients retry by themselves. If the message stays, check that a replica of the webhook is ready.",
+            "Clients retry by themselves. If the message does not end within a minute, check that a replica of the"
+            " webhook is ready.",
         ),
         Told(
             charge(CARD, SMALL, affinity=None, skipped=_failed()).message,
@@ -178,19 +180,23 @@ def rejected() -> list[Told]:
         ),
         Told(
             charge(CARD, TEAM).message,
-            "Do as for a pod that is not pinned to a model. This pod is not restricted to the pool of its namespace.",
+            "Check that a replica of the webhook is ready, and that no other webhook reverts the changes of"
+            " `/mutate`. Then create the pod again. Normally `/mutate` restricts the pod to the pools of its"
+            " namespace.",
         ),
         Told(
             charge(
                 CARD, SMALL, pin_settings=PinSettings(scheduler="gpu-scheduler"), nodeName="one", annotations=FORGED
             ).message,
-            "Do as for a pod that is not pinned to a model. If your manifest has allocation"
+            "Check that a replica of the webhook is ready, and that no other webhook reverts the changes of"
+            " `/mutate`. Then create the pod again. If your manifest has allocation"
             " annotations, remove them, because only schedulers and device plugins may write them. To"
             " choose a node, require its name by node affinity.",
         ),
         Told(
             charge(SHARE, SMALL, nodes=MIXED).message,
-            "Do as for a pod that is not pinned to a model. HAMi and vgpu-manager choose a card of"
+            "Check that a replica of the webhook is ready, and that no other webhook reverts the changes of"
+            " `/mutate`. Then create the pod again. HAMi and vgpu-manager choose a card of"
             " the node by annotations of the pod. `/mutate` sets these annotations, so that no card"
             " of another model is chosen.",
         ),
@@ -218,7 +224,7 @@ def rejected() -> list[Told]:
             Told(
                 mutated({resource: 1}, msgspec.structs.replace(SMALL, require_nodes=True), ELSEWHERE).message,
                 "The quota has `require_nodes: true`, and no node of the model offers what the pod requests. Wait"
-                " until a node offers it, or request another model or resource.",
+                " until such a node exists, or request another model or resource.",
             )
             for resource in ("nvidia.com/gpu", f"{CLASS_RESOURCE}gpu.nvidia.com")
         ),

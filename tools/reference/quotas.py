@@ -293,14 +293,16 @@ def _warnings() -> Iterator[Told]:
     )
     yield Told(_edited(_document("team-a: {quota: {M4O: 8}}")).warnings[0], slip)
     yield Told(_edited(_document("team-a: {quota: {M40: 8}, pool: [pubic]}")).warnings[0], slip)
-    yield Told(_edited(_document(alike)).warnings[0], f"{slip} The warning applies to all these entries.")
+    yield Told(
+        _edited(_document(alike)).warnings[0], f"{slip} The warning applies to all entries that it names or counts."
+    )
     tesla = Nodes.of({"one": {MODEL: "Tesla-M40"}}, NODES.keys, named=CardModels({"M40": ProductRow(("Tesla-M40",))}))
     renamed = {**_document("team-a: {quota: {M40: 8}}"), MODELS: "{Maxwell: [Tesla-M40]}"}
     yield Told(_edited(renamed, nodes=tesla).warnings[0], "Write the new name of the model into the quota.")
     lowered = _edited(_document("team-a: {quota: {M40: 2}}"), ledgers=_Used()).warnings[0]
     yield Told(lowered, "Agree with the users of the namespace which pods to delete.")
     silent = _edited(_document("team-a: {quota: {M40: 2}}"), ledgers=_Silent()).warnings[0]
-    yield Told(silent, "Compare with `kubectl gpuquota`.")
+    yield Told(silent, "Compare the new limits with the usage that `kubectl gpuquota -A` shows.")
     with mock.patch.object(quota_edit, "COMPARING_SECONDS", 0):
         late = _edited(_document("team-a: {quota: {M40: 2}}")).warnings[0]
     yield Told(late, "After the edit, compare the usage that `kubectl gpuquota -A` shows with the limits.")
@@ -314,8 +316,8 @@ def _warnings() -> Iterator[Told]:
     yield Told(lost, "Check that the entry of the namespace was not removed or renamed by mistake.")
     everywhere = _document('team-a: {quota: {M40: 8}}\n"*": {quota: {}}')
     unread, general, named, line = _edited(everywhere, pods=_running_pods).warnings
-    yield Told(unread, "Use the command in docs/install.md.")
-    yield Told(general, "List the namespaces by the command in docs/install.md.")
+    yield Told(unread, "List the privileged pods in namespaces without an entry by the command in docs/install.md.")
+    yield Told(general, "List the namespaces with privileged pods by the command in docs/install.md.")
     yield Told(named, "Decide for each namespace whether its pods may be privileged.")
     yield Told(line, "Paste `except` into the entry, without the namespaces that must be limited.")
     softer = _edited(_document("team-a: {quota: {M40: 8}, mode: warn}")).warnings[0]
@@ -323,7 +325,10 @@ def _warnings() -> Iterator[Told]:
     added = _document("team-a: {quota: {M40: 8}}\nteam-bb: {quota: {M40: 1}}")
     absent = _edited(added, namespaces=lambda: ["team-a", "team-b"]).warnings[0]
     yield Told(absent, "Correct the name of the namespace. Ignore the warning if the namespace will be created later.")
-    yield Told(_edited(added, namespaces=_silent_namespaces).warnings[0], "Compare with `kubectl get namespaces`.")
+    yield Told(
+        _edited(added, namespaces=_silent_namespaces).warnings[0],
+        "Compare the new entries with `kubectl get namespaces`.",
+    )
     counted = Nodes.of({"one": {MODEL: "M40", COUNT_LABEL: "4"}}, NODES.keys)
     for told in _edited(_document("team-a: {quota: {M40: 800}}"), nodes=counted).warnings:
         yield Told(told, slip)
@@ -332,11 +337,17 @@ def _warnings() -> Iterator[Told]:
         _edited(worth).warnings[-1], "Remove `cards` from the model, or `extendedResourceName` from the DeviceClass."
     )
     hami = Nodes.of({"one": {MODEL: "M40"}}, NODES.keys, {"one": {HAMI.name: ()}})
-    yield Told(_edited(worth, nodes=hami).warnings[-1], "Use a separate model for the nodes of HAMi.")
+    yield Told(
+        _edited(worth, nodes=hami).warnings[-1],
+        "Give the nodes that run HAMi a model of their own, by their model label.",
+    )
     labelled = {"metadata": {"labels": {quota_edit.LABEL: "true"}}, "data": _document("team-a: {quota: {M40: 8}}")}
     raw = msgspec.Raw(msgspec.json.encode(labelled))
     unchecked = _edited(labelled["data"], old_object=raw).warnings[0]
-    yield Told(unchecked, "Add the label again, so that a mistake in the quota is rejected.")
+    yield Told(unchecked, "Add the label again, so that the webhook rejects a malformed quota.")
     elsewhere = _edited(None, object=raw, namespace="team-a").warnings[0]
-    yield Told(elsewhere, "Apply the quota as the ConfigMap that is read, or remove the label.")
-    yield Told(_edited(_document(many)).warnings[-1], "Check the listed warnings first.")
+    yield Told(elsewhere, "Write the quota into the ConfigMap from which the webhook reads it, or remove the label.")
+    yield Told(
+        _edited(_document(many)).warnings[-1],
+        "Correct the quota by the warnings that are shown. Then apply it again to see further warnings.",
+    )
