@@ -1,4 +1,4 @@
-"""A tenant attacks the quota in many ways, while the chaos test kills and suspends the processes of the system.
+"""A tenant attacks the quota in many ways while the chaos test kills and suspends our processes.
 
 For each attack, this module counts the answers of the API server.
 """
@@ -72,7 +72,7 @@ ATTACKS: Mapping[str, frozenset[str]] = {
     "rejected by ResourceQuota after the charge": REJECTED | {"rejected by ResourceQuota"},
     "forged review of an existing namespace": frozenset({ALLOWED, *NOT_ALLOWED}),
     "forged review of an invented namespace": NOT_ALLOWED | {"400"},
-    # A replica that was suspended while the body arrived answers 408.
+    # A replica answers 408 if it was suspended while the body arrived.
     "review of 2.8 MiB": frozenset({ALLOWED, *NOT_ALLOWED, "408"}),
     "half a body, then silence": frozenset({HUNG_UP}),
 }
@@ -98,7 +98,7 @@ PAUSE = 0.8
 
 
 def outcome(answer: Answer) -> str:
-    """Return the name of the outcome of an answer, or the status and message if the kind of answer is unknown."""
+    """Return the name of an answer's outcome, or its status and message if the kind of answer is unknown."""
     named = (name for name, status, text in KINDS if answer.status == status and text in answer.message)
     told = next(named, "") or (str(answer.status) if answer.status == HTTPStatus.OK else reason(answer))
     return API_AWAY if told not in REASONS and answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR else told
@@ -106,12 +106,11 @@ def outcome(answer: Answer) -> str:
 
 @dataclass(frozen=True)
 class Siege:
-    """Attacks by a tenant with ClusterRole `edit`, always in the last of the namespaces that the callers use now.
+    """Attacks by a tenant with ClusterRole `edit`, in the last of the namespaces that the callers use now.
 
-    ``callers``: the clients with the usual load. They use one group of namespaces after the other.
-    ``admin``: a client that acts as the scheduler.
-    ``replicas``: the webhook replicas that the tenant calls directly, without the API server.
-    ``ghosts``: records the bound pods that the tenant deleted by force.
+    ``callers``: the clients with the usual load, which change the group of namespaces from time to time. ``admin``: a
+    client that acts as the scheduler. ``replicas``: the webhook replicas that the tenant calls directly, without the
+    API server. ``ghosts``: records the bound pods that the tenant deleted by force.
     """
 
     callers: Callers
@@ -123,7 +122,7 @@ class Siege:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def attackers(self) -> list[Callable[[threading.Event], None]]:
-        """Return one function for each attack, to run in its own thread. It attacks until its event is set."""
+        """Return a function for each attack, which runs in its own thread until its event is set."""
         attacks: Sequence[Callable[[], str]] = (
             *(self._selection, self._forged, self._allocation, self._binding, self._tear_away),
             *(partial(self._label, "false"), partial(self._label, None), self._beyond_resource_quota),
@@ -148,7 +147,7 @@ class Siege:
         return self.callers.present()[-1]
 
     def _pod(self, limits: Json = GPU_REQUESTS[0], **metadata: object) -> Json:
-        """Return a pod whose label selects its webhook replica. Successive pods select all replicas in turn."""
+        """Return a pod whose label selects a webhook replica. Successive pods select all replicas in turn."""
         number = next(self.numbers)
         return gpu_pod(f"attack-{number}", self._namespace, limits, labels=self.callers.labels(number), **metadata)
 
@@ -201,7 +200,7 @@ class Siege:
         return self.tenant.send("DELETE", path, {"gracePeriodSeconds": 0}).status == HTTPStatus.OK
 
     def _planted(self) -> str:
-        """Create a claim that looks as if /mutate had pinned it and the scheduler had created it.
+        """Create a claim that looks as if /mutate had pinned it to a model and the scheduler had created it.
 
         The tenant forges the CEL expression of the pin, and the annotation of claims that the scheduler creates.
         """
@@ -248,7 +247,7 @@ class Siege:
         return self._review(pod, dryRun=True)
 
     def _replica(self) -> WebhookProcess:
-        """Return a random webhook replica. If this replica was killed, its replacement listens at the same address."""
+        """Return a random webhook replica. If it was killed, its replacement listens at the same address."""
         return random.choice(self.replicas)  # noqa: S311  # random load
 
     def _review(self, pod: Json, **fields: object) -> str:
@@ -265,7 +264,7 @@ class Siege:
         return ALLOWED if response["allowed"] else str(response["status"]["code"])
 
     def _silence(self) -> str:
-        """Open `SILENT` connections to replicas and keep them open without finishing a request.
+        """Open `SILENT` connections to replicas, and leave them open without a complete request.
 
         Half of the connections send a part of a large body, and the others send nothing.
         """
@@ -281,7 +280,7 @@ class Siege:
 
 
 def binding(pod: Json) -> tuple[str, Json]:
-    """Return the path and the body of a request that binds the pod to `NODE`, with forged annotations."""
+    """Return the path and body of a request that binds the pod to `NODE`. The body has forged annotations."""
     name, target = pod["metadata"]["name"], {"apiVersion": "v1", "kind": "Node", "name": NODE}
     body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "annotations": FORGED}, "target": target}
     return f"{path_of(pod)}/{name}/binding", body
@@ -298,7 +297,7 @@ def connected(replica: WebhookProcess) -> Iterator[ssl.SSLSocket]:
 
 
 def prepare(cluster: Cluster, namespaces: Sequence[str]) -> None:
-    """Give user `tenant` the right to edit these namespaces and their labels, and create the node `NODE`.
+    """Let user `tenant` edit these namespaces and their labels, and create the node `NODE`.
 
     Also create a ResourceQuota in each namespace, which rejects pods that request FPGAs.
     """
@@ -310,8 +309,8 @@ def prepare(cluster: Cluster, namespaces: Sequence[str]) -> None:
         metadata = {"namespace": namespace, "name": NODE}
         hard = {"hard": {f"requests.{FPGA}": "0"}}
         cluster.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": hard})
-        # The API server enforces a ResourceQuota only when the quota has a status. So the test writes the status, which
-        # otherwise the controller manager writes later.
+        # The API server enforces a ResourceQuota only when the quota has a status, which the controller manager would
+        # write late. So the test writes the status.
         path = f"/api/v1/namespaces/{namespace}/resourcequotas/{NODE}/status"
         cluster.rest.merge_patch(path, {"status": {**hard, "used": {f"requests.{FPGA}": "0"}}})
         for role in ("edit", NODE):

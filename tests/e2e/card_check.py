@@ -1,6 +1,6 @@
 """Computes from annotations how much of each node's cards the stored pods use.
 
-The tests of the scheduler extender compare its placements with these results. So this module shares no code with the
+The tests of the scheduler extender compare its placements with these results, so this module shares no code with the
 extender.
 """
 
@@ -17,7 +17,7 @@ Taken = dict[tuple[str, int], tuple[int, int]]
 
 
 def taken(pods: Iterable[Json], card_memory: int) -> Taken:
-    """Return the use of each card. A pod counts if it has not ended, and its spec or an annotation names a node."""
+    """Return the use of each card. A pod counts until it has ended, if its spec or an annotation names a node."""
     cores: Counter[tuple[str, int]] = Counter()
     memory: Counter[tuple[str, int]] = Counter()
     for pod in pods:
@@ -41,7 +41,7 @@ def wanted(container: Json) -> tuple[int, int]:
 
 
 def over(used: Taken, nodes: Iterable[str], cards: int, card_memory: int) -> list[str]:
-    """Return a text for each card with over-allocated cores or memory, and for each used card that does not exist."""
+    """Return a text for each card with too many allocated cores or MiB, and for each used card that does not exist."""
     known = {(node, card) for node in nodes for card in range(cards)}
     return [
         f"{node} card {card}: {cores} cores, {memory} blocks"
@@ -51,7 +51,7 @@ def over(used: Taken, nodes: Iterable[str], cards: int, card_memory: int) -> lis
 
 
 def fits_somewhere(pod: Json, used: Taken, nodes: Iterable[str], cards: int, card_memory: int) -> bool:
-    """Return True if the pod fits on a node when each container gets the fullest card that has room for it."""
+    """Return True if the pod fits on a node. Each container gets the fullest card that has room for it."""
     return any(_fits(pod, [used.get((node, card), (0, 0)) for card in range(cards)], card_memory) for node in nodes)
 
 

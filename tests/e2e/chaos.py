@@ -1,6 +1,6 @@
 """The load of the chaos test: many callers create and delete pods and claims, and count the answers.
 
-This module also has the webhook replicas and controllers that the test kills and replaces.
+This module also has the webhook replicas and controllers, which the test kills and replaces.
 """
 
 import itertools
@@ -52,7 +52,7 @@ _REASONS = (
     (NOT_PINNED, {403}, r"(the pod to|the products of) one GPU model of namespace \S+ \("),
     (POLICY, {403}, rf"{REJECTION}$"),
     (LEDGER_LOST, {403}, r"ledger of namespace \S+ was lost\. Pods that were charged in the ledger may"),
-    # If a pod would get 429, a claim gets 403, because controllers that create claims must not wait for a retry.
+    # A claim gets 403 where a pod gets 429, because controllers that create claims must not wait for a retry.
     (BUSY, {403, 429}, r"try again in 1 s$|pods and claims of this namespace are not seen stored yet$"),
     (WEBHOOK_AWAY, {500}, r"failed calling webhook \"validate(-claims)?(-\d)?\.quota\.vcuda\.io\""),
     (API_AWAY, {504}, ""),  # an API server that stops may answer 504 without a reason
@@ -98,7 +98,7 @@ ROOMY_HOLD = 4.0
 
 
 def reason(answer: Answer) -> str:
-    """Return `STORED` if the object was created, or else the name of the reason of the rejection.
+    """Return `STORED` if the object was created, or else the name of the reason for the rejection.
 
     If the reason is unknown, return the status and the message.
     """
@@ -121,13 +121,13 @@ REASONS = frozenset({STORED, API_AWAY, *(name for name, _, _ in _REASONS)})
 class Callers:
     """Callers that create and delete objects. Each caller uses one replica and one API server.
 
-    All callers use the namespaces of one group, and change to the next group every ``stay`` seconds. They create most
-    objects in the first namespace of the group: the roomy namespace, which has a large quota.
+    All callers use the namespaces of one group, and change to the next group every ``stay`` seconds. Most objects are
+    in the first namespace of the group, the roomy namespace, which has a large quota.
 
-    ``claims``: True if the callers also create ResourceClaims, and pods with a template of `templates`.
-    ``started``: the time on the monotonic clock at which the first group began, in seconds.
-    ``counts``, ``claim_counts``: the number of answers by reason, for pods and for claims.
-    ``keep``: while it is set, nothing in the roomy namespace is deleted, so that its quota is soon used up.
+    ``claims``: True if the callers also create ResourceClaims, and pods with a template of `templates`. ``started``:
+    the monotonic time in seconds at which the first group began. ``counts``, ``claim_counts``: the number of answers by
+    reason, for pods and for claims. ``keep``: while it is set, nothing in the roomy namespace is deleted, so that its
+    quota is soon used up.
     """
 
     rests: Sequence[Rest]
@@ -171,7 +171,7 @@ class Callers:
         return self.groups[int((time.monotonic() - self.started) / self.stay) % len(self.groups)]
 
     def labels(self, number: int) -> Mapping[str, str]:
-        """Return the labels of the objects of the caller ``number``. They select the replica that reviews them."""
+        """Return labels for the objects of caller ``number``. They select the replica that reviews the objects."""
         return {REPLICA: str(number % self.replicas)}
 
     def _manifest(self, name: str, namespace: str, labels: Mapping[str, str]) -> Json:
@@ -192,7 +192,7 @@ def created(rest: Rest, made: Json) -> str:
 
 
 def delete(rest: Rest, made: Json, stop: threading.Event) -> None:
-    """Request the deletion of a pod or claim until the API server confirms it, or until the object does not exist."""
+    """Send deletions of a pod or claim until the API server confirms one, or until the object does not exist."""
     path = f"{path_of(made)}/{made['metadata']['name']}"
     while not stop.is_set():
         try:
@@ -214,14 +214,14 @@ def path_of(made: Json) -> str:
 
 
 def templates(namespace: str, replicas: int) -> list[Json]:
-    """Return a ResourceClaimTemplate for each replica. The slow webhook also reviews claims from the last template."""
+    """Return a ResourceClaimTemplate for each replica. The slow webhook also reviews claims of the last template."""
     every = [{REPLICA: str(number)} for number in range(replicas)]
     every[-1][ASKS] = "true"
     return [template(namespace, f"gpu-{labels[REPLICA]}", labels=labels) for labels in every]
 
 
 def think(_path: str, review: Json) -> Json:
-    """Answer a review as the slow webhook: after a random delay, and with a rejection of some objects."""
+    """Answer a review, as the slow webhook does: after a random delay, and with a rejection of some objects."""
     time.sleep(random.uniform(0, SLOWEST))  # noqa: S311
     allowed = random.random() > REJECTED_PART  # noqa: S311  # random load
     return reviewed(review, allowed=allowed, status={"code": 403, "message": REJECTION})
@@ -229,7 +229,7 @@ def think(_path: str, review: Json) -> Json:
 
 @contextmanager
 def policy(directory: Path, timeout: int) -> Iterator[Json]:
-    """Run the slow webhook for objects with the label `ASKS`. Yield it as an item of a webhook configuration.
+    """Run the slow webhook for objects with the label `ASKS`, and yield its item of a webhook configuration.
 
     ``directory``: the directory with the webhook's certificate and ``ca.crt``.
     """
@@ -242,7 +242,7 @@ P = TypeVar("P", bound=OwnProcess)
 
 
 class Victim(Generic[P]):
-    """A process that a test kills. After each kill, ``start`` runs in the background and returns the replacement."""
+    """A process that a test kills. After that, ``start`` runs in the background and returns the replacement."""
 
     def __init__(self, start: Callable[[], P], threads: ThreadPoolExecutor, first: P | None = None) -> None:
         self.kills = 0
@@ -256,7 +256,7 @@ class Victim(Generic[P]):
         return self._running.result(PATIENCE)
 
     def serving(self) -> P | None:
-        """Return the process, or None while the replacement starts or after the process has ended by itself."""
+        """Return the process. None while the replacement starts, or if the process has ended by itself."""
         if not self._running.done() or self.current().process.poll() is not None:
             return None
         return self.current()
@@ -276,7 +276,7 @@ class Victim(Generic[P]):
         return self._running.done() and self.serving() is None
 
     def history(self, event: str) -> list[Fields]:
-        """Return the log lines with ``event``, one of `TOLD`, of this process and of the killed processes before it."""
+        """Return the log lines with ``event``, one of `TOLD`, of this process and of the killed ones before it."""
         return [line for line in (*self._told, *lines_of(self.current())) if line["event"] == event]
 
 
@@ -290,7 +290,7 @@ Make = Callable[..., WebhookProcess]
 
 @contextmanager
 def replicas(makes: Sequence[Make]) -> Iterator[Sequence[Victim[WebhookProcess]]]:
-    """Run webhook replicas that a test can kill. The replacement listens at the same address as the killed replica."""
+    """Run webhook replicas that a test can kill. A replacement listens at the address of the killed replica."""
 
     def victim(make: Make, first: WebhookProcess) -> Victim[WebhookProcess]:
         return Victim(partial(make, "--bind", urlsplit(first.url).netloc), threads, first)
@@ -308,9 +308,9 @@ def replicas(makes: Sequence[Make]) -> Iterator[Sequence[Victim[WebhookProcess]]
 class Figures:
     """Measurements of the webhook replicas: their memory, and the charges that they admitted from reservations.
 
-    ``worker``: maximum memory of a replica's worker in MiB.
-    ``replica``: maximum memory of all processes of a replica together, in MiB.
-    ``grants``: number of charges that were admitted from reservations, by the process id of the worker.
+    ``worker``: maximum memory of a worker process in MiB. ``replica``: maximum memory of all processes of a replica
+    together, in MiB. ``grants``: number of charges that were admitted from reservations, by the process id of the
+    worker.
     """
 
     worker: int = 0
@@ -321,7 +321,7 @@ class Figures:
     def sample(self, victim: Victim[WebhookProcess], stop: threading.Event) -> None:
         while not stop.wait(SAMPLE_PAUSE):
             if process := victim.serving():
-                # Reading the figures fails if the process has just ended, or if it has no worker yet.
+                # The figures cannot be read if the process has just ended, or if it has no worker yet.
                 with suppress(OSError, ValueError, HTTPException):
                     worker = process.worker()
                     self.worker = max(self.worker, memory(worker))
@@ -339,7 +339,7 @@ class Controllers:
     candidates: Sequence[Victim[ControllerProcess]]
 
     def kill_leader(self) -> bool:
-        """Kill the leader with SIGKILL, and return True. Return False if no controller is the leader."""
+        """Kill the leader with SIGKILL, and return True. If no controller is the leader, return False."""
         for candidate in self.candidates:
             process = candidate.serving()
             if process and process.logs(LEADING):

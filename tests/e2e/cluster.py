@@ -1,7 +1,7 @@
-"""Actions of end-to-end tests on a cluster: they create objects, await states, and do the work of the kubelet.
+"""What end-to-end tests do in a cluster: create objects, await states, and act as the kubelet.
 
 A webhook configuration takes effect up to some seconds after it is stored, and the API server does not report when. So
-each configuration gets an additional webhook without a server, the sentinel. The API server calls the sentinel for
+each configuration gets one more webhook, the sentinel, which has no server. The API server calls the sentinel for
 ConfigMaps with a unique label. While the configuration is in effect, this call fails, so a dry run of such a ConfigMap
 fails. A configuration takes effect as a whole, so the sentinel shows the state of all its webhooks.
 """
@@ -39,8 +39,8 @@ class Cluster:
     ``api`` is the official client for typed calls, and ``rest`` sends plain JSON over the same connections. Timeouts
     are in seconds.
 
-    If a method awaits a state that does not occur in time, it raises TimeoutError with the last state. If a request is
-    rejected, the method raises kubernetes' ApiException. Methods that return an Answer return the rejection instead.
+    A method that awaits a state raises TimeoutError with the last state if it does not occur. A method whose request is
+    rejected raises kubernetes' ApiException, or returns the rejection if it returns an Answer.
     """
 
     def __init__(self, control_plane: ControlPlane, token: str | None = None) -> None:
@@ -73,7 +73,7 @@ class Cluster:
 
     @cached_property
     def kubectl_program(self) -> str:
-        """Return the path of the kubectl next to the API server's binary, or else of the kubectl on PATH.
+        """Return the path of the kubectl in the directory of the API server's binary, or else of the kubectl on PATH.
 
         Raises FileNotFoundError if neither exists.
         """
@@ -86,9 +86,9 @@ class Cluster:
     def kubectl(
         self, *arguments: str, stdin: str | None = None, check: bool = True, kubeconfig: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl as this client's user, or as the user of ``kubeconfig``.
+        """Run kubectl as this client's user, or as the user in ``kubeconfig``.
 
-        With ``check``, a failure of kubectl raises CalledProcessError with the output.
+        If ``check`` is true, a failure raises CalledProcessError with the output.
         """
         cache = self.control_plane.directory / "kubectl-cache"
         options = (f"--kubeconfig={kubeconfig or self.kubeconfig}", f"--cache-dir={cache}")
@@ -117,7 +117,7 @@ class Cluster:
         return self.rest.send("POST", self.path_of(manifest), manifest, **query)
 
     def path_of(self, manifest: Json) -> str:
-        """Return the collection path of ``manifest``, for example `/apis/apps/v1/namespaces/team-a/deployments`."""
+        """Return the collection's path for ``manifest``, for example `/apis/apps/v1/namespaces/team-a/deployments`."""
         version, kind = manifest["apiVersion"], manifest["kind"]
         root = f"/apis/{version}" if "/" in version else f"/api/{version}"
         if (root, kind) not in self._resources:
@@ -130,9 +130,9 @@ class Cluster:
     def await_collection(
         self, path: str, predicate: Predicate, timeout: float = TIMEOUT, **selectors: str
     ) -> list[Json]:
-        """Return the objects of collection ``path`` as soon as ``predicate`` is true for the list of them.
+        """Return the objects of the collection ``path`` once ``predicate`` is true for the list of them.
 
-        The predicate is called after the LIST and after each watch event. After ``timeout`` seconds TimeoutError is
+        The predicate is called after the LIST and after each watch event. After ``timeout`` seconds, TimeoutError is
         raised with the last objects.
 
         ``selectors``: the parameters labelSelector and fieldSelector.
@@ -157,8 +157,8 @@ class Cluster:
     ) -> Iterator[None]:
         """Register the webhooks, items of a configuration's `webhooks`, during the ``with`` statement.
 
-        The webhooks are in effect when the statement begins, and no longer in effect after it. Both configurations are
-        written before this waits for their effect, so that their delays overlap.
+        The webhooks are in effect during the whole statement, and no longer after it. Both configurations are written
+        before the wait for their effect, so that their delays overlap.
 
         Raises TimeoutError if a configuration does not take effect in time.
         """
@@ -184,9 +184,9 @@ class Cluster:
         return items
 
     def await_events(self, namespace: str, selector: str = "", predicate: Predicate = bool) -> list[Json]:
-        """Return the Events that the field selector matches, as soon as ``predicate`` is true for the list of them.
+        """Return the Events that match the field selector, once ``predicate`` is true for the list of them.
 
-        The default predicate is true as soon as one such Event exists.
+        By default, wait for one such Event.
         """
         return self.await_collection(f"/api/v1/namespaces/{namespace}/events", predicate, fieldSelector=selector)
 
@@ -212,17 +212,14 @@ class Cluster:
             self.delete_namespace(name)
 
     def delete_namespace(self, name: str) -> None:
-        """Delete the namespace and its pods.
-
-        Return without waiting until the controller manager has removed the namespace.
-        """
+        """Delete the namespace and its pods, without waiting until the controller manager has removed the namespace."""
         self.rest.send("DELETE", f"/api/v1/namespaces/{name}").ok()
         self.rest.send("DELETE", f"/api/v1/namespaces/{name}/pods", {"gracePeriodSeconds": 0}).ok()
 
     def create_node(self, name: str, labels: Labels | None = None, capacity: Mapping[str, str] | None = None) -> Json:
         """Create a Ready node that the scheduler uses.
 
-        ``capacity``: resources and their quantities. They extend or replace the default capacity, `NODE_CAPACITY`.
+        ``capacity``: quantities of resources, in addition to `NODE_CAPACITY` or in place of its items.
         """
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}
         self.create({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
@@ -230,8 +227,8 @@ class Cluster:
         ready = [{"type": "Ready", "status": "True", "reason": "Harness", "message": "no kubelet runs here"}]
         status = {"capacity": quantities, "allocatable": quantities, "conditions": ready}
         node = self.rest.merge_patch(f"/api/v1/nodes/{name}/status", {"status": status})
-        # The API server puts a taint on every new node. A controller would remove the taint only after a kubelet has
-        # made a Lease, and no kubelet runs here.
+        # The API server puts a taint on every new node. A controller would remove the taint only after the node's
+        # kubelet has made a Lease, and no kubelet runs here.
         taints = [taint for taint in node["spec"].get("taints", []) if taint["key"] != NOT_READY]
         return self.rest.merge_patch(f"/api/v1/nodes/{name}", {"spec": {"taints": taints}})
 
@@ -254,7 +251,7 @@ class Cluster:
         return self.wait_pod(namespace, name, is_bound, timeout)
 
     def bind(self, pod: Json, node: str) -> None:
-        """Create the pod, and bind it to the node in place of the cluster's scheduler, which ignores this pod."""
+        """Create the pod, and bind it to the node. The cluster's scheduler ignores this pod."""
         self.create({**pod, "spec": {**pod["spec"], "schedulerName": "by-hand"}})
         name, target = pod["metadata"]["name"], {"apiVersion": "v1", "kind": "Node", "name": node}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
@@ -278,7 +275,7 @@ class Cluster:
     def delete_pod(self, namespace: str, name: str) -> None:
         """End and delete the pod as the kubelet would do, and wait until the pod no longer exists.
 
-        If the pod does not exist, do nothing.
+        A missing pod is no error.
         """
         answer = self.rest.send("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
         if answer.status == HTTPStatus.OK and is_bound(answer.body) and not has_ended(answer.body):
@@ -303,7 +300,7 @@ NOBODY = "https://127.0.0.1:1/"
 def administering(control_plane: ControlPlane) -> Iterator[Cluster]:
     """Yield a client of the control plane with the rights of the admin.
 
-    The default namespaces exist then, and a running controller manager has aggregated the rules of ClusterRole `admin`.
+    By then the default namespaces exist, and a running controller manager has filled ClusterRole `admin`.
     """
     with closing(Cluster(control_plane)) as admin:
         for name in ("default", "kube-system"):
@@ -332,10 +329,8 @@ def webhook(name: str, url: str = NOBODY, ca: str = "", resource: str = "pods", 
 
     By default, the API server rejects the object if the call of the webhook fails.
 
-    ``url``: the address of the webhook. By default, no server listens there.
-    ``resource``: the webhook is called for new objects of this resource.
-    ``ca``: the caBundle.
-    ``fields``: fields of the webhook that replace the defaults.
+    ``url``: the address of the webhook, by default one without a server. ``resource``: the webhook is called for new
+    objects of this resource. ``ca``: the caBundle. ``fields``: fields of the webhook that replace the defaults.
     """
     return {
         "name": name,
@@ -349,13 +344,13 @@ def webhook(name: str, url: str = NOBODY, ca: str = "", resource: str = "pods", 
 
 
 def sentinel(name: str) -> Json:
-    """Return the sentinel, a webhook without a server. It rejects every ConfigMap with the label ``name``."""
+    """Return the sentinel: a webhook without a server, so that every ConfigMap with the label ``name`` is rejected."""
     selected = {"objectSelector": {"matchLabels": {SENTINEL_LABEL: name}}, "sideEffects": "None", "timeoutSeconds": 1}
     return webhook("sentinel.e2e.vcuda.io", NOBODY, "", "configmaps", **selected)
 
 
 def await_effect(rest: Rest, name: str, timeout: float, *, wanted: bool) -> None:
-    """Return when the configuration with sentinel ``name`` is in effect. If not ``wanted``, wait for the opposite.
+    """Return when the configuration with sentinel ``name`` is in effect; if not ``wanted``, when it no longer is.
 
     This polls by dry runs, because the API server does not report when a configuration takes effect.
     """

@@ -1,4 +1,4 @@
-"""Compacts etcd at once, so that continue tokens expire. The API server itself compacts only every five minutes."""
+"""Compacts etcd at once, to make continue tokens expire. The API server itself compacts only every five minutes."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Runs processes with the memory limit that their containers have in a cluster, if this machine permits cgroups."""
+"""Runs processes with the memory limit of their containers in a cluster, if this machine permits cgroups."""
 
 import re
 import secrets
@@ -17,7 +17,7 @@ UNITS: Mapping[str, int] = {"Mi": 1, "Gi": 1024}
 
 
 class Version(NamedTuple):
-    """A version of cgroups: the directory of its memory controller, and the names of the files in a cgroup."""
+    """A version of cgroups: the directory of its memory controller, and the names of the files in each cgroup."""
 
     parent: Path
     limit: str
@@ -52,7 +52,7 @@ class MemoryGroup:
 
     @property
     def peak(self) -> int | None:
-        """Return the maximum memory of the cgroup in MiB, including page cache; None without a cgroup."""
+        """Return the peak memory of the cgroup in MiB, including page cache. None without a cgroup."""
         return int(self._read(self.version.peak)) // 2**20 if self.version else None
 
     @property
@@ -94,7 +94,7 @@ def _made(version: Version, limit: int) -> Path:
 
 
 def memory_limit(manifest: str) -> int:
-    """Return the memory limit in MiB of the only container of a Deployment in manifests/base."""
+    """Return the memory limit in MiB of the only container of this Deployment in manifests/base."""
     documents = yaml.safe_load_all((MANIFESTS / manifest).read_text())
     [deployment] = [each for each in documents if each["kind"] == "Deployment"]
     [container] = deployment["spec"]["template"]["spec"]["containers"]

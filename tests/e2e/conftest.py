@@ -17,7 +17,7 @@ from vcuda.kube import Kube
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slow test files first, so that at the end no worker still runs a slow file while all others are idle."""
+    """Run slow test files first. Otherwise one worker would run a slow file at the end while the others are idle."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
@@ -29,7 +29,7 @@ def assets() -> Path | None:
 
 @pytest.fixture(scope="session")
 def control_plane(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """The control plane of all tests, with default settings. A test that stops a component must start it again."""
+    """The control plane of all tests, with default settings. If a test stops a component, it must start it again."""
     with running_control_plane(assets, tmp_path_factory.mktemp("control-plane")) as running:
         yield running
 
@@ -59,7 +59,7 @@ def path(namespace: str) -> str:
 
 @pytest.fixture(scope="session")
 def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """One running replica of the webhook. All tests share it, except tests that would disturb the others."""
+    """One running webhook replica for all tests, except for tests that would disturb others."""
     with installed(cluster, tmp_path_factory.mktemp("installation")) as running:
         yield running
 
@@ -79,7 +79,7 @@ def controller(installation: Installation) -> Iterator[ControllerProcess]:
 
 @pytest.fixture
 def led_team(installation: Installation, controller: ControllerProcess) -> Iterator[Callable[[Json], str]]:
-    """A function that creates a namespace with a quota entry, while a controller runs and recounts the ledger."""
+    """A function that creates a namespace with a quota entry. A controller runs, which recounts the ledger."""
     assert controller.process.poll() is None
     with ExitStack() as teardown:
         yield lambda entry: teardown.enter_context(limited_team(installation, entry))
@@ -87,28 +87,28 @@ def led_team(installation: Installation, controller: ControllerProcess) -> Itera
 
 @pytest.fixture(scope="module")
 def account(cluster: Cluster) -> Iterator[Cluster]:
-    """A client that acts as the controller's ServiceAccount, with the rights in controller-rbac.yaml."""
+    """A client with the controller's ServiceAccount, whose rights are in controller-rbac.yaml."""
     with account_of(cluster, "controller-rbac.yaml", "vcuda-controller") as account:
         yield account
 
 
 @pytest.fixture
 def tenant(cluster: Cluster) -> Iterator[Callable[[str], Cluster]]:
-    """A function that takes a namespace, and returns a client whose only right is ClusterRole `edit` in it."""
+    """A function that returns a client for a namespace. The client's only right is ClusterRole `edit` in it."""
     with ExitStack() as teardown:
         yield lambda namespace: teardown.enter_context(tenant_of(cluster, namespace))
 
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """A webhook whose quota ConfigMap is named as in the manifests. /quota does not check it, as it has no label."""
+    """A webhook whose quota ConfigMap has the name in the manifests. It has no label, so /quota does not check it."""
     with installed(cluster, tmp_path_factory.mktemp("own"), quota=named_quota(cluster)) as installation:
         yield installation
 
 
 @pytest.fixture
 def create_node(cluster: Cluster) -> Iterator[Callable[..., str]]:
-    """A function like `Cluster.create_node` that returns the node's name. The nodes are deleted after the test."""
+    """A function that creates a node like `Cluster.create_node`, and returns its name. Deletes the node at the end."""
     with ExitStack() as teardown:
 
         def create(name: str, labels: dict[str, str] | None = None, capacity: dict[str, str] | None = None) -> str:

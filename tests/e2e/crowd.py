@@ -19,10 +19,10 @@ PAUSE_SECONDS = 0.05
 
 
 class Crowd:
-    """Creates pods with unique names in a namespace. The replicas with numbers in ``in_service`` review them in turn.
+    """Creates pods with unique names in a namespace. The replicas in ``in_service`` (numbers) review them in turn.
 
-    ``answers``: the number of answers with each HTTP status.
-    ``failures``: the messages of all other answers, except rejections that end soon.
+    ``answers``: the number of answers with each HTTP status. ``failures``: the messages of all other answers, except
+    rejections that end soon.
     """
 
     def __init__(self, cluster: Cluster, namespace: str, replicas: Iterable[int]) -> None:
@@ -49,7 +49,7 @@ class Crowd:
             self.create()
 
     def create_until_rejected(self, cards: int = 1) -> None:
-        """Create pods until stored pods use up the quota. Creates that may succeed soon are retried."""
+        """Create pods until stored pods use up the quota. Retry a create that may succeed soon."""
 
         def rejected() -> bool:
             while (answer := self.create(cards)).status == HTTPStatus.CREATED:

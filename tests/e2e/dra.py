@@ -35,7 +35,7 @@ CLASSES = {
 
 
 class Published(NamedTuple):
-    """The devices of one DRA driver on one node, as its ResourceSlice publishes them."""
+    """The devices of one DRA driver on one node, as the driver publishes them in a ResourceSlice."""
 
     driver: str
     node: str
@@ -65,7 +65,7 @@ def card(number: int, model: str, kind: str = "gpu", **fields: object) -> Json:
 
 
 def shared_card(number: int, model: str, kind: str) -> Json:
-    """Return a card that several claims may share, as the DRA drivers of HAMi and vgpu-manager publish it."""
+    """Return a card that several claims may share, as DRA drivers of HAMi and vgpu-manager publish it."""
     cores = {"default": "100", "validRange": {"min": "0", "max": "100", "step": "1"}}
     memory = {"default": MEMORY[model], "validRange": {"min": "1Mi", "max": MEMORY[model], "step": "1Mi"}}
     capacity = {
@@ -76,7 +76,7 @@ def shared_card(number: int, model: str, kind: str) -> Json:
 
 
 def consumable_card(number: int, model: str, mode: str) -> Json:
-    """Return a card as NVIDIA's driver publishes it with the flag --consumable-shares=``mode``."""
+    """Return a card as NVIDIA's DRA driver publishes it with the flag --consumable-shares=``mode``."""
     return card(number, model, capacity=consumable_capacity(mode, MEMORY[model]), allowMultipleAllocations=True)
 
 
@@ -84,7 +84,7 @@ def consumable_card(number: int, model: str, mode: str) -> Json:
 def published(cluster: Cluster, *slices: Published) -> Iterator[None]:
     """Create the DeviceClasses of the DRA drivers, and nodes with these devices, during the ``with`` statement.
 
-    The model label of each node is the model of its first device.
+    The model label of a node names the model of its first device.
     """
     nodes: set[str] = set()
     with ExitStack() as teardown:
@@ -108,9 +108,9 @@ def published(cluster: Cluster, *slices: Published) -> Iterator[None]:
 
 @contextmanager
 def dra_cluster(assets: Path | None, directory: Path, *slices: Published) -> Iterator[Cluster]:
-    """Run a control plane with these devices, or skip the test if the API server does not serve claims.
+    """Run a control plane with these devices. Skip the test if the API server does not serve claims.
 
-    The scheduler and the controller manager have the users and rights that they have in a real cluster.
+    The scheduler and the controller manager have the users and rights of a real cluster.
     """
     settings = Settings(own_identities=True)
     with (
@@ -123,7 +123,7 @@ def dra_cluster(assets: Path | None, directory: Path, *slices: Published) -> Ite
 
 
 def request(device_class: str = NVIDIA, name: str = "gpu", **fields: object) -> Json:
-    """Return an item of a claim's requests, for one device of a DeviceClass. ``fields``: its further fields."""
+    """Return an item of a claim's requests, for one device of a DeviceClass. ``fields``: more fields of the item."""
     return {"name": name, "exactly": {"deviceClassName": device_class, **fields}}
 
 
@@ -133,7 +133,7 @@ def claim(namespace: str, name: str, *requests: Json) -> Json:
 
 
 def template(namespace: str, name: str, *requests: Json, **metadata: object) -> Json:
-    """Return a ResourceClaimTemplate. ``metadata``: the metadata of the claims that Kubernetes creates from it."""
+    """Return a ResourceClaimTemplate. ``metadata``: the metadata of claims that Kubernetes creates by the template."""
     spec = {"metadata": metadata, "spec": claim(namespace, name, *requests)["spec"]}
     return {**about("ResourceClaimTemplate", name, namespace), "spec": spec}
 
@@ -141,7 +141,7 @@ def template(namespace: str, name: str, *requests: Json, **metadata: object) -> 
 def claiming(namespace: str, name: str, **source: str) -> Json:
     """Return a pod whose container uses a claim.
 
-    ``source``: the field of the pod that names the claim: resourceClaimName or resourceClaimTemplateName.
+    ``source``: the pod's field that names the claim: resourceClaimName or resourceClaimTemplateName.
     """
     uses = container(name="main", resources={"claims": [{"name": "gpu"}]})
     claims = [{"name": "gpu", **source}]
@@ -169,7 +169,7 @@ def served(cluster: Cluster) -> bool:
 
 
 def has_extended_resources(cluster: Cluster) -> bool:
-    """Return whether the scheduler creates claims for extended resources (KEP-5004) in the API server's version."""
+    """Return whether the API server's version has KEP-5004: the scheduler creates claims for extended resources."""
     return cluster.control_plane.minor >= EXTENDED_FROM_MINOR
 
 

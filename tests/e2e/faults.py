@@ -1,6 +1,6 @@
-"""The faults of the chaos test, in a schedule of ticks (periods of `TICK` seconds).
+"""The faults of the chaos test, in a schedule of ticks (periods of `TICK` seconds), which is repeated in cycles.
 
-The schedule is repeated in cycles. The faults affect our programs and the control plane.
+The faults affect our programs and the control plane.
 """
 
 import itertools
@@ -59,9 +59,9 @@ LESS = 0.7
 class Havoc:
     """Causes all faults of the chaos test, and counts them.
 
-    ``killable``, ``stoppable``: the replicas that are killed, and the replicas that are suspended.
-    ``clock``: the clock of the last replica in ``stoppable``. It stops with that replica, but resumes later.
-    ``quota``: the quota ConfigMap, whose entries are ``entries``.
+    ``killable``: the replicas that are killed. ``stoppable``: the replicas that are suspended. ``clock``: the clock of
+    the last of them, which stops with that replica, but resumes later. ``quota``: the quota ConfigMap, whose entries
+    are ``entries``.
     """
 
     planes: Sequence[ControlPlane]
@@ -87,7 +87,7 @@ class Havoc:
         return self.quota.rest
 
     def wreak(self, over: Callable[[float], bool]) -> None:
-        """Cause the faults until ``over`` is true for the elapsed seconds. Then resume all suspended processes."""
+        """Cause faults until ``over`` is true for the elapsed seconds. Then resume all suspended processes."""
         started = time.monotonic()
         for tick in itertools.count():
             time.sleep(max(started + tick * TICK - time.monotonic(), 0))
@@ -106,7 +106,7 @@ class Havoc:
         self.threads.shutdown()
 
     def _schedule(self) -> Iterator[tuple[str, Sequence[int], Callable[[int], object]]]:
-        """Yield for each fault its name, the ticks of a cycle at which it occurs, and the function that causes it."""
+        """Yield each fault: its name, the ticks of a cycle at which it occurs, and the function that causes it."""
         yield "replica killed", REPLICA_DIES, lambda tick: self.killable[tick // 3 % len(self.killable)].kill()
         yield "leader killed", LEADER_DIES, lambda _: self.managers.kill_leader()
         for first, victim in zip(STOPS, self.stoppable, strict=True):
@@ -131,7 +131,7 @@ class Havoc:
         victim.signal(signal.SIGSTOP)
 
     def _resume(self, victim: Victim[WebhookProcess], tick: int) -> None:
-        """Resume a suspended replica. Of the replica with the test clock, resume only the worker process.
+        """Resume a suspended replica. If it has the test clock, resume only its worker process.
 
         Its arbiter process resumes one tick later, because an arbiter kills a worker that was silent for too long.
         """
@@ -144,14 +144,14 @@ class Havoc:
         victim.signal(signal.SIGCONT)
 
     def _delete_ledger(self, tick: int) -> bool:
-        """Delete a ledger and its finalizer, as an admin can do. Each tick in `LEDGERS_GO` takes another namespace."""
+        """Delete a ledger and its finalizer, as an admin can do. Each tick in `LEDGERS_GO` is for another namespace."""
         present = self.callers.present()
         path = ledger_path(present[-1 - LEDGERS_GO.index(tick % CYCLE) % len(present)])
         self._rest.merge_patch(path, {"metadata": {"finalizers": None}})
         return bool(self._rest.send("DELETE", path).ok())
 
     def _edit(self, part: float) -> bool:
-        """Multiply all limits of the quota by ``part``. This fails if no webhook replica runs to check the edit."""
+        """Multiply all limits of the quota by ``part``. Without a webhook replica that checks the edit, this fails."""
         entries = {name: {**entry, "quota": scaled(entry["quota"], part)} for name, entry in self.entries.items()}
         return bool(self.quota.write(json.dumps(entries)).ok())
 
@@ -167,6 +167,6 @@ def scaled(limits: Mapping[str, float], part: float) -> dict[str, float]:
 
 
 def restart(component: Component, _tick: int) -> None:
-    """Kill a component of the control plane with SIGKILL and start it again. Return before it is ready."""
+    """Kill a component of the control plane with SIGKILL, and start it again. Do not wait until it is ready."""
     component.kill()
     component.launch()

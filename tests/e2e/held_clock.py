@@ -1,7 +1,7 @@
 """Runs the webhook as on a virtual machine whose clocks are paused together with it.
 
-Reservations expire by a Linux clock that includes the time of a suspension. A test can stop this clock while
-the process runs. This imitates a replica that has just resumed, but whose clock does not include the pause yet.
+Reservations expire by a Linux clock that includes suspensions. A test can stop this clock while the process runs, as
+for a replica that has just resumed, before its clock shows the pause.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ HELD_AT = "HELD_AT"
 
 
 class HeldClock:
-    """A clock that returns the seconds since boot. While its file exists, the clock always returns the time in it."""
+    """Returns the seconds since boot. While its file exists, it always returns the time in the file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -34,7 +34,7 @@ class HeldClock:
             return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep for ``seconds`` of this clock. If shorter than FLUSH_SECONDS, as before a retry, use the real clock."""
+        """Sleep for ``seconds`` of this clock. Times below FLUSH_SECONDS, as before a retry, are of the real clock."""
         if seconds < namespace_ledger.FLUSH_SECONDS:
             await asyncio.sleep(seconds)
             return

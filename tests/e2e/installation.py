@@ -1,6 +1,6 @@
 """Installs the webhook and controllers for a test, with certificates, registration and quota.
 
-Functions of this module also await states of the ledger and of the published usage.
+Functions here also await states of the ledger and of the published usage.
 """
 
 import base64
@@ -50,11 +50,10 @@ CONFIG_MAP = {"group": "", "version": "v1", "kind": "ConfigMap"}
 
 @dataclass(frozen=True)
 class Installation:
-    """The replicas of a webhook with their own namespaces and quota.
+    """The replicas of a webhook, with their own namespaces and quota.
 
-    ``label``: the label value of the namespaces that the replicas serve.
-    ``ca``: the file of the CA of their certificates.
-    ``patience``: the seconds after which the API server ends a call of a webhook.
+    ``label``: the label value of the namespaces that the replicas serve. ``ca``: the file of the CA of their
+    certificates. ``patience``: the seconds after which the API server ends a call of a webhook.
     """
 
     cluster: Cluster
@@ -67,12 +66,12 @@ class Installation:
 
     @property
     def replica(self) -> WebhookProcess:
-        """Return the first replica. It reviews all pods without the label `REPLICA`."""
+        """Return the first replica, which reviews all pods without the label `REPLICA`."""
         return self.replicas[0]
 
     @contextmanager
     def team(self, entry: Json) -> Iterator[str]:
-        """Add a quota entry, and create its namespace. After the ``with`` statement, delete the namespace."""
+        """Add a quota entry, and create its namespace. At the end of the ``with`` statement, delete the namespace."""
         name = f"e2e-{secrets.token_hex(4)}"
         self.quota.limit(**{name: entry})
         with self.cluster.fresh_namespace({SERVED_BY: self.label}, name):
@@ -82,7 +81,7 @@ class Installation:
         return self.cluster.fresh_namespace({SERVED_BY: self.label})
 
     def ledger(self, namespace: str) -> Ledger:
-        """Return the stored ledger of ``namespace``, or an empty ledger if none is stored."""
+        """Return the stored ledger of ``namespace``. Without one, return an empty ledger."""
         answer = self.cluster.rest.send("GET", ledger_path(namespace))
         if answer.status == HTTPStatus.NOT_FOUND:
             return Ledger()
@@ -107,7 +106,7 @@ class Installation:
         )
 
     def _ask_about_pods(self, path: str, failure_policy: str, labels: Json) -> list[Json]:
-        # The first replica reviews all objects without a label that names one of the other replicas.
+        # The first replica reviews all objects without a label for one of the other replicas.
         first = {"operator": "NotIn", "values": [str(number) for number in range(1, MAX_REPLICAS)]}
         asked = [first, *({"operator": "In", "values": [str(number)]} for number in range(1, MAX_REPLICAS))]
         name = f"{path}.quota.vcuda.io"
@@ -157,11 +156,10 @@ def running(
     patience: int = 10,
     flags: Sequence[Flag] = (),
 ) -> Iterator[Installation]:
-    """Run replicas of the webhook without registering their webhooks. They listen, but may not be ready yet.
+    """Run replicas of the webhook without registering their webhooks. They may not be ready yet.
 
-    ``directory``: a new directory for their certificates.
-    ``kubeconfig``: their kubeconfig, by default that of the admin.
-    ``quota``: their quota ConfigMap, by default a new one.
+    ``directory``: a new directory for their certificates. ``kubeconfig``: their kubeconfig, by default that of the
+    admin. ``quota``: their quota ConfigMap, by default a new one.
     """
     label = f"e2e-{secrets.token_hex(4)}"
     document = quota or QuotaConfigMap(cluster.rest, "kube-system", f"gpuquota-{label}", {**CONFIG, SERVED_BY: label})
@@ -189,7 +187,7 @@ CLIENT, CLIENT_NAME = "client", "vcuda-scheduler"
 def make_certificates(directory: Path, at: datetime | None = None) -> None:
     """Write a CA and a certificate for 127.0.0.1, as `vcuda-certs issue` does.
 
-    Write a client certificate of this CA to the subdirectory `CLIENT`. All are valid from ``at``, by default from now.
+    Subdirectory `CLIENT` gets a client certificate of the CA. All are valid from ``at``, by default from now.
     """
     at = at or datetime.now(UTC)
     authority = make_authority(at)
@@ -220,9 +218,9 @@ def await_ready(installation: Installation) -> None:
 
 
 def await_nodes(installation: Installation, *nodes: Mapping[str, str]) -> None:
-    """Return when every replica has read nodes with these labels of a GPU model and a pool from the API server.
+    """Return when every replica has read nodes with these labels of a GPU model and a pool.
 
-    Before that, /quota would warn that no node has the models of an edited quota.
+    Before, /quota would warn that no node has the models of an edited quota.
     """
     entry = {"quota": {labels[MODEL]: 1 for labels in nodes}, "pool": sorted({labels[POOL] for labels in nodes})}
     manifest = installation.quota.manifest(json.dumps({"anybody": entry}))
@@ -240,7 +238,7 @@ MANIFESTS = Path(__file__).parents[2] / "manifests" / "base"
 
 @contextmanager
 def account_of(cluster: Cluster, manifest: str, name: str, namespace: str = SYSTEM_NAMESPACE) -> Iterator[Cluster]:
-    """Yield a client that acts as this ServiceAccount. Its manifest is applied first, and deleted afterwards."""
+    """Yield a client that acts as this ServiceAccount. Its manifest is applied before, and deleted afterwards."""
     path = str(MANIFESTS / manifest)
     for each in (namespace, LEDGER_NAMESPACE):
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": each}})
@@ -252,14 +250,14 @@ def account_of(cluster: Cluster, manifest: str, name: str, namespace: str = SYST
 
 @contextmanager
 def tenant_of(cluster: Cluster, namespace: str) -> Iterator[Cluster]:
-    """Yield a client whose user has ClusterRole `edit` in this namespace, and no other right."""
+    """Yield a client whose user has ClusterRole `edit` in this namespace, and no other rights."""
     about = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding"}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"}
     subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "tenant"}
     metadata = {"namespace": namespace, "name": "tenant"}
     cluster.create({**about, "metadata": metadata, "roleRef": role, "subjects": [subject]})
     with closing(Cluster(cluster.control_plane, cluster.control_plane.tokens["tenant"])) as tenant:
-        # A new RoleBinding takes effect with a delay, when the API server's own watch has delivered it.
+        # A new RoleBinding takes effect only when the API server's own watch has delivered it.
         eventually(lambda: tenant.rest.send("GET", f"/api/v1/namespaces/{namespace}/pods").status == HTTPStatus.OK)
         yield tenant
 
@@ -267,7 +265,7 @@ def tenant_of(cluster: Cluster, namespace: str) -> Iterator[Cluster]:
 def may(account: Cluster, verb: str, resource: str, namespace: str) -> bool:
     """Return whether the user of ``account`` may use the verb on the resource in the namespace.
 
-    ``resource``: RESOURCE.GROUP/NAME. Group and name are optional.
+    ``resource``: RESOURCE.GROUP/NAME, in which group and name are optional.
     """
     answer = account.kubectl("auth", "can-i", verb, resource, "-n", namespace, check=False).stdout.strip()
     if answer not in ("yes", "no"):
@@ -287,9 +285,9 @@ PROMPTLY = 2.0
 
 
 def flags_of(installation: Installation, *more: Flag, kubeconfig: Path | None = None) -> list[Flag]:
-    """Return the flags of a controller that uses the installation's quota and, by default, the rights of the admin.
+    """Return flags of a controller that uses the installation's quota and, by default, the rights of the admin.
 
-    ``more``: further flags, which may override the others.
+    ``more``: more flags, which may override the others.
     """
     quota = f"{installation.quota.namespace}/{installation.quota.name}"
     return [
@@ -302,7 +300,7 @@ def flags_of(installation: Installation, *more: Flag, kubeconfig: Path | None = 
 
 
 def candidate(installation: Installation, *more: Flag, kubeconfig: Path | None = None) -> ControllerProcess:
-    # The webhooks of a test are not registered as the manifests declare, so the controller must not check them.
+    # A test registers webhooks in another way than the manifests declare, so the controller must not check them.
     flags = flags_of(installation, "--webhook-service=", *more, kubeconfig=kubeconfig)
     return ControllerProcess(*flags)
 
@@ -311,7 +309,7 @@ def candidate(installation: Installation, *more: Flag, kubeconfig: Path | None =
 def controlling(installation: Installation, *more: Flag, kubeconfig: Path | None = None) -> Iterator[ControllerProcess]:
     """Run a controller, and wait until it is the leader and has listed all objects.
 
-    If an earlier controller left a Lease, delete the Lease first.
+    A Lease that an earlier controller left is deleted before.
     """
     drop_lease(installation.cluster)
     with candidate(installation, *more, kubeconfig=kubeconfig) as process:
@@ -320,13 +318,13 @@ def controlling(installation: Installation, *more: Flag, kubeconfig: Path | None
 
 
 def drop_lease(cluster: Cluster) -> None:
-    """Delete the Lease that a killed controller may have left, so that the next controller leads at once."""
+    """Delete the Lease of a killed controller, so that the next controller becomes the leader at once."""
     cluster.delete(f"{LEASES}/{LEASE}")
 
 
 @contextmanager
 def limited_team(installation: Installation, entry: Json) -> Iterator[str]:
-    """Create a namespace with this quota entry. Finally remove the entry, and then delete the namespace."""
+    """Create a namespace with this quota entry. At the end, remove the entry, and then delete the namespace."""
     with installation.team(entry) as namespace:
         try:
             yield namespace
@@ -335,7 +333,7 @@ def limited_team(installation: Installation, entry: Json) -> Iterator[str]:
 
 
 def await_enforced(cluster: Cluster, namespace: str, *, enforced: bool = True) -> None:
-    """Return when the namespace has no label `ENFORCED`; if not ``enforced``, when the label is "false" (exempt)."""
+    """Return when the namespace has no label `ENFORCED`; if not ``enforced``, when this label is "false" (exempt)."""
 
     def is_labelled(found: Json) -> bool:
         return bool(found["metadata"].get("labels", {}).get(ENFORCED) == (None if enforced else "false"))
@@ -344,5 +342,5 @@ def await_enforced(cluster: Cluster, namespace: str, *, enforced: bool = True) -
 
 
 def charged(ledger: Ledger) -> dict[str, int]:
-    """Return the cores that the ledger charges, by model. They include the reservations of replicas."""
+    """Return the cores that the ledger charges, by model. Reservations of replicas are included."""
     return {model: math.ceil(usage.used.cores) for model, usage in ledger.usages().items()}

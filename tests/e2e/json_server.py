@@ -1,4 +1,4 @@
-"""A server that answers each POST of JSON with JSON, in place of a webhook or scheduler extender of another project."""
+"""A server that answers each POST of JSON with JSON, instead of another project's webhook or scheduler extender."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ Answer = Callable[[str, Json], Json]
 
 
 class Server(ThreadingHTTPServer):
-    """A server that ignores the errors of broken connections, which occur because tests also kill the API server."""
+    """A server that ignores errors of broken connections. They occur because tests also kill the API server."""
 
     daemon_threads = True
     block_on_close = False
@@ -27,7 +27,7 @@ class Server(ThreadingHTTPServer):
 
 @contextmanager
 def answering(answer: Answer, certificates: Path | None = None) -> Iterator[str]:
-    """Serve ``answer`` on a free port, and yield the URL. ``certificates``: the directory with tls.crt and tls.key."""
+    """Serve ``answer`` on a free port, and yield the URL. ``certificates``: a directory with tls.crt and tls.key."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -46,7 +46,7 @@ def answering(answer: Answer, certificates: Path | None = None) -> Iterator[str]
 
     with Server(("127.0.0.1", 0), Handler) as server:
         if certificates:
-            # Each connection makes its TLS handshake in its own thread, so a silent client does not delay others.
+            # Each connection makes its TLS handshake in its own thread, so that a silent client does not delay others.
             context = tls(certificates)
             server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         thread = threading.Thread(target=server.serve_forever, name="json server")
@@ -74,7 +74,7 @@ def ca_bundle(certificates: Path) -> str:
 
 
 def asks_about_pods(name: str, url: str, certificates: Path, label: str, **fields: object) -> Json:
-    """Return a webhook that is called for new pods with ``label``, as an item of a webhook configuration.
+    """Return a webhook for new pods with ``label``, as an item of a webhook configuration.
 
     If the call fails, the API server rejects the pod.
 

@@ -1,4 +1,4 @@
-"""A tenant attacks the memory of our programs with objects and admission reviews of the maximum size."""
+"""A tenant attacks the memory of our programs by objects and admission reviews of the maximum size."""
 
 import json
 import random
@@ -67,7 +67,7 @@ ATTACKS: Mapping[str, frozenset[str]] = {
 }
 """The permitted outcomes of each attack with large objects, by the name of the attack."""
 
-# While one replica opens the first ledger of a namespace, the other rejects claims, and lets pods retry (`BUSY`).
+# While one replica creates the first ledger of a namespace, the other rejects claims, and lets pods retry (`BUSY`).
 CLAIM_ATTACKS: Mapping[str, frozenset[str]] = {
     "large templates": frozenset({STORED}),
     "dry runs that name a template a hundred times": GIVEN_UP | {STORED},
@@ -79,7 +79,7 @@ CLAIM_ATTACKS: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class LargeSiege:
-    """Attacks with large objects by a tenant who may edit two namespaces, one with and one without a quota."""
+    """Attacks with large objects by a tenant who may edit two namespaces, of which one has a quota."""
 
     tenant: Rest
     limited: str
@@ -88,7 +88,7 @@ class LargeSiege:
     counts: Mapping[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     def attackers(self) -> list[Callable[[threading.Event], None]]:
-        """Return functions that attack until a stop event is set. The caller must run each in its own thread."""
+        """Return functions that attack until a stop event is set. The caller runs each in its own thread."""
         creates: dict[str, Callable[[int], Json]] = {
             "large pods without GPUs": partial(large_pod, self.limited),
             "GPU pods meanwhile": lambda number: card_pod(f"card-{number}", self.limited),
@@ -116,7 +116,7 @@ class LargeSiege:
         ]
 
     def _store(self, name: str, make: Callable[[int], Json], kept: int, stop: threading.Event) -> None:
-        """Create large objects until ``stop`` is set. When more than ``kept`` objects are stored, delete the oldest."""
+        """Create large objects until ``stop`` is set. If more than ``kept`` are stored, delete the oldest."""
         stored: deque[str] = deque()
         for number in count():
             if stop.wait(random.uniform(0, 2 * PAUSE)):  # noqa: S311  # random load
@@ -131,7 +131,7 @@ class LargeSiege:
                     self._send("DELETE", stored.popleft(), {"gracePeriodSeconds": 0})
 
     def _send(self, method: str, path: str, body: Json) -> str:
-        # The client encodes JSON by a recursive function. Text is sent unchanged, and JSON is a part of YAML.
+        # The client encodes JSON by a recursive function, but sends text unchanged. The server reads JSON as YAML.
         text = json.dumps(body).replace(json.dumps(NESTED), FIELDS)
         return outcome(self.tenant.send(method, path, text, content_type="application/yaml"))
 
@@ -154,7 +154,7 @@ def heavy_pod(namespace: str, number: int) -> Json:
 
 
 def escaped_pod(namespace: str, number: int) -> Json:
-    """Return a pod with 600 KB of `&`. In a review, Go encodes each of them in six bytes."""
+    """Return a pod with 600 KB of `&`. In a review, Go encodes each `&` in six bytes."""
     pod = card_pod(f"escaped-{number}", namespace)
     pod["spec"]["containers"][0] |= ESCAPED
     return pod
@@ -165,7 +165,7 @@ def listing_pod(namespace: str, number: int) -> Json:
 
 
 def nested_pod(namespace: str, number: int) -> Json:
-    """Return a pod whose managedFields contain `NESTED`, instead of which `FIELDS` are sent."""
+    """Return a pod whose managedFields are `NESTED`, which is replaced by `FIELDS` when the pod is sent."""
     pod = with_spec(gpu_pod(f"nested-{number}", namespace, {"cpu": "1"}), **GATED)
     fields = {"apiVersion": "v1", "manager": "a", "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": NESTED}
     pod["metadata"]["managedFields"] = [fields]
@@ -173,7 +173,7 @@ def nested_pod(namespace: str, number: int) -> Json:
 
 
 def vanishing_pod(namespace: str, number: int) -> Json:
-    """Return a GPU pod that is bound to a node, with the largest lists of cards that are kept in memory."""
+    """Return a GPU pod that is bound to a node, with the largest lists of cards that our programs keep."""
     pod = with_spec(gpu_pod(f"vanishing-{number}", namespace, {"tencent.com/vcuda-core": "100"}), nodeName=NODE)
     pod["metadata"]["annotations"] = LISTS
     return pod
@@ -185,14 +185,14 @@ def naming_pod(namespace: str, number: int) -> Json:
 
 
 def large_pod(namespace: str, number: int) -> Json:
-    """Return a large pod without GPUs. Because of its scheduling gate, no scheduler binds it to a node."""
+    """Return a large pod without GPUs. It has a scheduling gate, so no scheduler binds it to a node."""
     pod = with_spec(gpu_pod(f"large-{number}", namespace, {"cpu": "1"}), **GATED)
     pod["spec"]["containers"][0] |= LARGE
     return pod
 
 
 def large_claim(namespace: str, number: int) -> Json:
-    """Return a large claim. Its digest (the fields that decide the charge) is unique, so no cache of digests helps."""
+    """Return a large claim. Its digest (the fields that decide the charge) is unique, so that a cache does not help."""
     return claim(namespace, f"large-{number}", *requests(f"gpu-{number}"))
 
 
@@ -201,7 +201,7 @@ def requests(name: str) -> list[Json]:
 
 
 def parted_claim(namespace: str, number: int) -> Json:
-    """Return a claim with eight alternatives in each of eight requests. Each is charged by its MIG profile."""
+    """Return a claim of eight requests with eight alternatives each. Each alternative is charged by its MIG profile."""
     ways = [{"name": f"way-{way}", "deviceClassName": "mig.nvidia.com", "count": 1 + way % 2} for way in range(8)]
     parts = [{"name": f"part-{part}", "firstAvailable": ways} for part in range(8)]
     return claim(namespace, f"parted-{number}", *parts)
@@ -212,7 +212,7 @@ def large_template(namespace: str, number: int) -> Json:
 
 
 def large_event(namespace: str, number: int) -> Json:
-    """Return a large Event. When quota is released, the controller reads Events to find rejected workloads."""
+    """Return a large Event. The controller reads it when quota is released, to find rejected workloads."""
     about = {"kind": "ReplicaSet", "name": f"train-{number}", "namespace": namespace, "uid": f"u-{number}"}
     return {
         "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""Waits until a ledger, or the published usage of a namespace, has the content that a test expects."""
+"""Waits until a ledger, or a namespace's published usage, has the content that a test expects."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from vcuda.quota.model import Cores
 def await_ledger(
     installation: Installation, namespace: str, wanted: Callable[[Ledger], bool], timeout: float = TIMEOUT
 ) -> Ledger:
-    """Return the ledger of ``namespace`` when ``wanted`` is true for it, or raise TimeoutError with the last ledger."""
+    """Return the ledger of ``namespace`` once ``wanted`` is true for it. Raises TimeoutError with the last ledger."""
     await_collection, named = installation.cluster.await_collection, f"metadata.name=gpu-ledger-{namespace}"
     return ledger_in(await_collection(LEDGERS, lambda found: wanted(ledger_in(found)), timeout, fieldSelector=named))
 
@@ -23,7 +23,7 @@ def ledger_in(objects: list[Json]) -> Ledger:
 
 
 def await_committed(installation: Installation, namespace: str, timeout: float = TIMEOUT, **cores: int) -> Ledger:
-    """Return the ledger when stored objects are charged exactly these cores by model, and no charge is pending."""
+    """Return the ledger once it charges stored objects exactly these cores by model, and has no pending charge."""
 
     def wanted(ledger: Ledger) -> bool:
         return committed(ledger) == cores and not ledger.pending
@@ -49,13 +49,13 @@ def await_unpublished(cluster: Cluster, namespace: str) -> None:
 def pass_by(cluster: Cluster, namespace: str) -> None:
     """Create and delete a pod without a GPU.
 
-    When the controller's watch has delivered the events of this pod, it has also delivered all earlier changes.
+    When the controller's watch has delivered these events, it has also delivered all earlier changes.
     """
     cluster.create(gpu_pod("passer-by", namespace, {"cpu": "1"}))
     cluster.delete_pod(namespace, "passer-by")
 
 
 def await_ledger_gone(cluster: Cluster, namespace: str) -> None:
-    """Return when the ledger is deleted, and also the ConfigMap which records that the namespace had a ledger."""
+    """Return when the ledger is deleted, and also the ConfigMap that records that the namespace had a ledger."""
     for each in (f"gpu-ledger-{namespace}", f"gpu-ledger-opened.{namespace}"):
         cluster.await_gone(LEDGERS, each)

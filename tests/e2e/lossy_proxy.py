@@ -1,4 +1,4 @@
-"""A proxy between a client and the real API server. It drops the replies to the requests that a test chooses."""
+"""A proxy between a client and the real API server. It drops replies to requests that a test chooses."""
 
 import http.server
 import random
@@ -24,8 +24,7 @@ class Losses:
     """The replies that the proxy drops, in the order of ``wanted``.
 
     ``wanted``: pairs (method, text in the path). The reply to the next request that matches the first pair is dropped,
-    and the pair is removed.
-    ``lost``: pairs (method, path) of the dropped replies.
+    and the pair is removed. ``lost``: pairs (method, path) of the dropped replies.
     """
 
     wanted: list[tuple[str, str]] = field(default_factory=list)
@@ -40,7 +39,7 @@ class Losses:
             return hit
 
     def delays(self, method: str, path: str) -> tuple[float, float]:  # noqa: ARG002  # subclasses use the arguments
-        """Return two numbers of seconds: the delay of the request, and the delay of its reply."""
+        """Return two delays in seconds: of the request, and of its reply."""
         return 0, 0
 
 
@@ -49,9 +48,9 @@ LOST_PART, LATE_PART, LATEST = 0.15, 0.1, 8.0
 
 @dataclass
 class RandomLosses(Losses):
-    """Drops some replies to ledger writes at random, and delays some requests and replies.
+    """Drops random replies to ledger writes, and delays random requests and replies.
 
-    A delay is at most ``LATEST`` seconds. That is long enough that the client gives up the call and sends other
+    A delay is at most ``LATEST`` seconds. This is long enough for the client to give up the call and send other
     requests.
     """
 
@@ -75,14 +74,14 @@ class RandomLosses(Losses):
 
 @contextmanager
 def lossy_proxy(cluster: Cluster, directory: Path, losses: Losses) -> Iterator[Path]:
-    """Run a proxy to the API server of ``cluster``. Yield its kubeconfig, with the rights of the cluster's user.
+    """Run a proxy to the API server of ``cluster``. Yield the proxy's kubeconfig, with the cluster's user.
 
     ``directory``: a new directory for certificates.
     """
     with urllib3.PoolManager(ca_certs=str(cluster.ca_file), maxsize=64) as upstream:
         server = Server(cluster.server, upstream, losses)
         make_certificates(directory)
-        # The TLS handshake runs in the thread of its connection, so that a killed client does not delay other clients.
+        # The TLS handshake runs in the connection's own thread, so that a killed client does not delay other clients.
         server.socket = tls(directory).wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         kubeconfig = directory / "kubeconfig"
         write_kubeconfig(kubeconfig, f"https://127.0.0.1:{server.server_port}", directory / "ca.crt", cluster.token)
@@ -97,7 +96,7 @@ def lossy_proxy(cluster: Cluster, directory: Path, losses: Losses) -> Iterator[P
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """The server of the proxy. When it is closed, it ends the watches that it relays."""
+    """The server of the proxy. Closing it ends the watches that it relays."""
 
     block_on_close = True
     daemon_threads = False
@@ -156,8 +155,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             reply.release_conn()
 
     def pass_back(self, reply: urllib3.BaseHTTPResponse) -> None:
-        """Relay the reply in chunks as they arrive, because the reply to a watch has no end."""
-        # `send_response` would write the proxy's time in the header Date. But replicas measure the age of their
+        """Relay the reply in chunks as they arrive. The reply to a watch has no end."""
+        # `send_response` would write the time of the proxy in the header Date. But replicas measure the age of their
         # reservations by the API server's Date.
         self.send_response_only(reply.status)
         for name in ("Date", "Content-Type", "Retry-After"):
@@ -172,4 +171,4 @@ class Handler(http.server.BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = relay  # noqa: N815  # http.server requires the names
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server chose this name
-        """Log nothing, because the tests only read the logs of the webhook."""
+        """Log nothing. The tests only read the logs of the webhook."""

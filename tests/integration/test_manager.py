@@ -29,7 +29,7 @@ from vcuda.requests.schemes import GPU_MANAGER
 
 @pytest.fixture
 def leader(api: ApiDouble) -> Iterator[Leader]:
-    """The part of a controller that runs only in the leader, before its start. The cluster has one failed pod."""
+    """The part of a controller that runs only in the leader. It is not started yet. The cluster has one failed pod."""
     api.store(POD, allocated_pod(GPU_MANAGER, START, status="Failed"))
     faults: list[str] = []
     registry, on_fault = CollectorRegistry(), partial(faults.append, "a loop")
@@ -99,7 +99,7 @@ LEDGER = f"{CONFIG_MAPS.format(LEDGER_NAMESPACE)}/gpu-ledger-team-a"
 
 @pytest.fixture
 def limited(api: ApiDouble) -> ApiDouble:
-    """A namespace with a limit, a stored pod that its ledger must count, and a pod with a stale allocation."""
+    """A namespace with a limit. Its ledger must count one stored pod, and another pod has a stale allocation."""
     store_quota(api, "team-a: {quota: {M40: 4}}")
     api.store("/api/v1/namespaces/team-a", {"metadata": {"name": "team-a", "uid": "team-a"}})
     counted = stored_pod({"tencent.com/vcuda-core": 100})
@@ -163,7 +163,7 @@ def event(name: str, reason: str, message: str) -> dict[str, Any]:
 def test_the_page_shows_the_usage_the_cards_and_the_events_that_the_leader_reads(
     api: ApiDouble, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node with MIG devices has as many cards as `kubectl gpuquota nodes` shows."""
+    """For a node with MIG devices, the page shows as many cards as `kubectl gpuquota nodes`."""
     monkeypatch.setattr("controller.ui.document.MIN_INTERVAL_SECONDS", 0.0)
     store_quota(api, "team-a: {quota: {A100: 4}}")
     api.store("/api/v1/namespaces/team-a", {"metadata": {"name": "team-a", "uid": "team-a"}})
@@ -190,7 +190,7 @@ def test_the_page_shows_the_usage_the_cards_and_the_events_that_the_leader_reads
 
 @pytest.fixture
 def queued(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
-    """The namespaces whose rejected workloads the leader retries after each change of models or offered resources."""
+    """The namespaces whose rejected workloads the leader retries after a change of models or offered resources."""
     found: list[set[str]] = []
     monkeypatch.setattr(leader.retrier, "models_changed", lambda names: found.append({*names}))
     return found
@@ -240,7 +240,7 @@ def after(method: str, act: Callable[[], object]) -> Delivery:
 def test_a_stop_waits_for_the_removal_in_progress(
     api: ApiDouble, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The controller is stopped after it has patched a pod, and before it writes the Event about the patch."""
+    """The controller is stopped after it has patched a pod, and before it writes the Event about this."""
     monkeypatch.setattr("controller.manager.STOP_TIMEOUT_SECONDS", PATIENT)
     patched, goes_on = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Every overlay renders, is valid on every supported Kubernetes version, and has the objects of its components."""
+"""Tests that every overlay renders, is valid on every supported Kubernetes version, and has its components' objects."""
 
 import functools
 import json
@@ -72,7 +72,7 @@ def unknown(objects: Sequence[Json], version: str) -> set[str]:
 
 
 def registered(found: Json) -> Json:
-    """Return the object. A webhook configuration gets its webhooks, as `vcuda-certs` registers them."""
+    """Return the object. If it is a webhook configuration, add its webhooks, as `vcuda-certs` registers them."""
     return {**found, "webhooks": declared(found)} if found["kind"].endswith("WebhookConfiguration") else found
 
 
@@ -80,12 +80,12 @@ every_version = pytest.mark.parametrize("version", VERSIONS)
 
 
 def test_there_is_a_kubectl_that_renders_the_manifests() -> None:
-    """Without a suitable kubectl only this test fails. The other tests that render manifests are skipped."""
+    """Without a kubectl that renders, only this test fails. The other tests that need one are skipped."""
     assert find_kubectl()[1] == ""
 
 
 def test_there_is_a_schema_of_every_supported_version() -> None:
-    """A new release of the package that has the schemas may have dropped old Kubernetes versions."""
+    """A new release of the package of schemas may lack old Kubernetes versions."""
     assert set(SUPPORTED) <= set(VERSIONS)
 
 
@@ -127,7 +127,7 @@ def test_every_object_has_the_label_that_an_uninstall_is_checked_by(tmp_path: Pa
     assert {label(each) for each in objects if PART_OF not in each["metadata"].get("labels", {}).items()} == set()
 
 
-# Tests of all ways to set the container image
+# Tests of the ways to set the container image
 
 
 NAME, TAG = "registry.example.com:5000/team/quota", "1.2.3"
@@ -167,7 +167,7 @@ def test_everything_runs_the_image_that_is_named_with_the_components(tmp_path: P
 
 
 def flags(controller: Json) -> list[str]:
-    """Remove the arguments (flags) from the container of a Deployment, and return them."""
+    """Remove the flags from the container of a Deployment, and return them."""
     args: list[str] = pod_spec(controller)["containers"][0].pop("args")
     return args
 
@@ -298,7 +298,7 @@ def test_grafana_can_load_the_dashboard(objects: list[Json]) -> None:
 
 
 def test_our_mutating_webhook_is_called_before_those_of_hami_and_vgpu_manager() -> None:
-    """The order is that of the configurations' names. HAMi's webhook rejects a nodeName, which ours replaces."""
+    """Webhooks are called in the order of the configurations' names. HAMi's rejects a nodeName, which ours replaces."""
     [found] = [each for each in rendered(BASE) if each["kind"] == "MutatingWebhookConfiguration"]
     names = ["hami-webhook", "hami-dra-webhook", "vgpu-manager-webhook", found["metadata"]["name"]]
     assert min(names) == found["metadata"]["name"]

@@ -1,4 +1,4 @@
-"""The webhooks' matchConditions: the API server must call a webhook for every pod that may request a GPU.
+"""Tests of the webhooks' matchConditions: the API server must call a webhook for every pod that may request a GPU.
 
 The evaluation of a condition must never fail. A CEL implementation in Python evaluates the conditions, because an API
 server would be too slow for so many pods. tests/e2e/test_match_conditions.py compares both implementations.
@@ -58,7 +58,7 @@ def condition() -> Condition:
 
 @pytest.mark.parametrize("hooks", [HOOKS, CLAIM_HOOKS], ids=["pods", "claims"])
 def test_both_webhooks_have_the_same_condition_and_no_other_has_one(hooks: tuple[str, str]) -> None:
-    """The manifest has the condition twice, because a YAML anchor is only valid within one document."""
+    """The condition is twice in the manifest, because a YAML anchor is only valid within one document."""
     first, second = map(conditions, hooks)
     assert first == second
     with_one = {name for name, hook in webhooks(rendered(BASE)).items() if "matchConditions" in hook}
@@ -107,7 +107,7 @@ def test_the_webhook_is_called_only_for_a_pod_that_may_request_a_gpu(condition: 
     assert condition.asks({**ORDINARY, **ASKING}[name]) == (name in ASKING)
 
 
-# The webhook is called for pods with these resources
+# Tests of the resources of pods for which the webhook is called
 
 
 @pytest.mark.parametrize("part", ["limits", "requests"])
@@ -132,7 +132,7 @@ def without_nulls(manifest: Json) -> Json:
     return shown
 
 
-# The webhook is called for pods with these annotations
+# Tests of the annotations of pods for which the webhook is called
 
 
 RECORDS = {
@@ -143,7 +143,7 @@ RECORDS = {
 }
 
 
-# Without an index, tencent.com/predicate-time and predicate-node record no card.
+# The annotations tencent.com/predicate-time and predicate-node record no card without an index.
 @pytest.mark.parametrize("key", sorted(MODEL_CHOICES | RECORDS))
 def test_the_webhook_is_called_for_every_annotation_that_sets_an_allocation(condition: Condition, key: str) -> None:
     assert condition.asks(pod(container(), annotations={"note": "x", key: "M40"}))
@@ -166,7 +166,7 @@ def test_no_label_or_annotation_exempts_a_pod_that_the_webhook_counts_as_a_vcuda
     assert condition.asks(without_nulls({**manifest, "metadata": metadata}))
 
 
-# The webhook is called for pods of unusual size
+# Tests of pods of unusual size, for which the webhook is called
 
 
 PAGES = {f"hugepages-{number}Mi": "0" for number in range(51)}
@@ -187,7 +187,7 @@ def test_the_webhook_is_called_for_a_pod_of_unusual_size(condition: Condition, m
     assert condition.asks(manifest)
 
 
-# The API server can evaluate the match conditions for every pod, without an error
+# Tests that the API server can evaluate the match conditions for every pod, without an error
 
 
 def optional(**parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Json]:
@@ -204,7 +204,7 @@ def on_windows() -> st.SearchStrategy[Json]:
 
 
 def containers() -> st.SearchStrategy[list[Json]]:
-    """Containers with any of the fields that the matchCondition reads. Each field may be empty."""
+    """Containers with any of the fields that the matchCondition reads. Any field may be empty."""
     names = ["", "A", "CUDA_VISIBLE_DEVICES", *sorted(GIVING_VARIABLES)]
     variables = st.lists(st.fixed_dictionaries({"name": st.sampled_from(names)}), max_size=2)
     context = optional(privileged=st.booleans(), runAsUser=st.just(0), windowsOptions=on_windows())
@@ -212,7 +212,7 @@ def containers() -> st.SearchStrategy[list[Json]]:
 
 
 def odd_pods() -> st.SearchStrategy[Json]:
-    """Pods as the API server sends them to webhooks: without fields that are null, except the list of containers."""
+    """Pods as the API server sends them to webhooks: without null fields, except for the list of containers."""
     spec = st.fixed_dictionaries(
         {"containers": st.none() | containers()},
         optional={
@@ -234,7 +234,7 @@ def odd_pods() -> st.SearchStrategy[Json]:
 def test_no_evaluation_fails_and_the_webhook_is_called_for_every_pod_that_could_reach_gpus(
     condition: Condition, manifest: Json
 ) -> None:
-    """The API server sends no null fields, except null lists of containers."""
+    """The API server sends no null fields, except that a list of containers may be null."""
     asks = condition.asks(manifest)
     assert asks or not could_reach_gpus(msgspec.convert(manifest, Pod))
 

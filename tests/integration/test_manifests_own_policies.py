@@ -1,7 +1,7 @@
-"""The requests of the accounts of vcuda quota that the ValidatingAdmissionPolicies of the base reject: Secrets,
-ConfigMaps, ledgers and patches. The policy of the quota ConfigMap is tested here too.
+"""Tests of the requests of our own accounts that the ValidatingAdmissionPolicies of the base reject.
 
-tests/e2e/manifests/test_own_policies.py tests the policies on an API server, with the rights of real accounts.
+These are requests for Secrets, ConfigMaps and ledgers, and patches. The policy of the quota ConfigMap is tested here
+too. tests/e2e/manifests/test_own_policies.py tests the policies on an API server, with the rights of real accounts.
 """
 
 import itertools
@@ -82,7 +82,7 @@ def test_each_account_writes_only_its_own_config_maps(
 
 
 def test_no_policy_applies_to_pod_creations_and_ledger_writes_meet_one_condition() -> None:
-    """One more policy or condition would make each of these frequent requests about 5 % more expensive."""
+    """Pod creations and ledger writes are frequent. One more policy or condition would make them 5 % more expensive."""
     for name, spec in policies().items():
         for rule in spec["matchConstraints"]["resourceRules"]:
             assert not {"pods", "*"} & {*rule["resources"]} or "CREATE" not in rule["operations"], name
@@ -206,7 +206,7 @@ RETRIED = {"annotations": {"a/b": "1", RETRY_ANNOTATION: "now"}}
     ],
 )
 def test_the_controller_changes_no_foreign_metadata_of_any_kind(changed: Json, kinds: set[str]) -> None:
-    """The garbage collector deletes an object whose owner does not exist."""
+    """The garbage collector deletes an object whose owner does not exist, so the controller must set no owner."""
     new, old = ({"metadata": metadata, "spec": {}} for metadata in ({**KEPT, **changed}, KEPT))
     every = ("pods", "replicasets", "jobs", "namespaces", "nodes")
     given = [{"userInfo": {"username": CONTROLLER}, "resource": {"resource": each}} for each in every]

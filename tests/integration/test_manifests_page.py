@@ -1,4 +1,4 @@
-"""The component `page`: a Service for the usage page, which only a proxy may reach."""
+"""Tests of the component `page`: a Service for the usage page, which only a proxy may reach."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,7 +100,7 @@ def test_only_the_pods_of_the_example_s_proxy_reach_the_page(page: list[Json]) -
     assert peer["podSelector"]["matchLabels"] == proxy["spec"]["template"]["metadata"]["labels"]
 
 
-# Tests of the example manifests for a proxy before the usage page
+# Tests of the example manifests for a proxy in front of the usage page
 
 
 def proxy_flags() -> dict[str, str]:
@@ -135,7 +135,7 @@ def test_the_proxy_is_restricted() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.iterdir()))
 def test_the_examples_are_valid(name: str, version: str) -> None:
-    """No Kubernetes release has schemas of the Gateway API. The next test checks the references between its objects."""
+    """No Kubernetes release has schemas of the Gateway API, so the next test checks the references of its objects."""
     for each in example(name):
         if each["apiVersion"] != GATEWAY_API:
             kubernetes_validate.validate(each, version, strict=True)

@@ -1,4 +1,4 @@
-"""The requests of tenants that the ValidatingAdmissionPolicies of the base reject, evaluated in Python.
+"""Tests of tenants' requests that the ValidatingAdmissionPolicies of the base reject, evaluated in Python.
 
 tests/e2e/manifests/test_policies.py tests the policies on an API server, with the rights of real accounts.
 """
@@ -26,7 +26,7 @@ def test_every_policy_is_in_force_and_fails_closed() -> None:
     assert {spec["failurePolicy"] for spec in found.values()} == {"Fail"}
 
 
-# The policy that protects allocation annotations and labels of pods
+# Tests of the policy that protects allocation annotations and labels of pods
 
 
 def pod(annotations: Json | None = None, labels: Json | None = None) -> Json:
@@ -102,7 +102,7 @@ def test_only_an_account_that_deletes_pods_everywhere_adds_the_finalizer_that_or
     assert change_allocation(found, before, ["delete pods"])
 
 
-# The policy that protects the finalizer, the owner and an annotation of ResourceClaims
+# Tests of the policy that protects the finalizer, the owner and an annotation of ResourceClaims
 
 PROTECTED = {"finalizers": ["resource.kubernetes.io/delete-protection", "example.com/other"]}
 GROUP = {**POD, "apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup"}
@@ -182,7 +182,7 @@ def test_only_an_account_that_updates_pod_groups_everywhere_removes_their_finali
     assert change("update scheduling.k8s.iopodgroups")
 
 
-# The policy that restricts deletions and evictions with a grace period of 0
+# Tests of the policy that restricts deletions and evictions with a grace period of 0
 
 USED_BY_NAME: Json = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "mine"}]}
 MADE_FOR_THE_POD: Json = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}

@@ -145,7 +145,7 @@ def test_no_variable_of_a_service_can_set_a_flag(overlay: Path) -> None:
 
 
 def test_a_replica_ends_only_after_every_client_has_left_it_and_in_time(base: list[Json]) -> None:
-    """A load balancer removes a replica after its readiness probe has failed. So the drain must last longer."""
+    """A load balancer stops using a replica after its readiness probe has failed. The drain must last longer."""
     webhook = one(base, "Deployment", "vcuda-webhook")
     program, seconds = container(webhook)["lifecycle"]["preStop"]["exec"]["command"]
     drain, probe = flags(webhook)["drain_seconds"], container(webhook)["readinessProbe"]
@@ -169,7 +169,7 @@ def test_replicas_are_spread_preferred_and_drained_one_by_one(base: list[Json], 
 
 @every_overlay
 def test_there_is_no_own_priority_class_and_the_systems_classes_are_permitted(overlay: Path) -> None:
-    """A cluster may permit the system's priority classes only in namespaces with a ResourceQuota for them."""
+    """Some clusters permit the system's priority classes only in namespaces with a ResourceQuota for these classes."""
     found = rendered(overlay)
     assert not [each for each in found if each["kind"] == "PriorityClass"]
     allowed = set()
@@ -226,7 +226,7 @@ def test_with_cert_manager_vcuda_certs_registers_only_and_writes_no_secret() -> 
 
 
 def test_the_second_scheduler_has_the_right_to_its_configured_lease() -> None:
-    """If a generated ConfigMap had the Lease's name, kustomize would add a hash to the Lease's name in the Role."""
+    """If a generated ConfigMap had the name of the Lease, kustomize would add a hash to this name in the Role."""
     objects = overlay_of("scheduler")
     election = scheduler_config(objects)["leaderElection"]
     role = one(objects, "Role", "vcuda-scheduler")

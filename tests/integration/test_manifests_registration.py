@@ -1,4 +1,4 @@
-"""The manifests' webhook registrations, and the certificates that they need."""
+"""Tests of the webhook registrations in the manifests, and of the certificates that they need."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ GITOPS = {
 
 
 def test_the_webhook_is_called_for_all_namespaces_except_system_own_and_exempt_ones(base: list[Json]) -> None:
-    """By the policy, the controller finds out where the webhook is called, so both must select the same."""
+    """The policy shows the controller where the webhook is called, so both must select the same namespaces."""
     own = [each["metadata"]["name"] for each in base if each["kind"] == "Namespace"]
     left_out = {"kubernetes.io/metadata.name": ["kube-system", *own], "quota.vcuda.io/enforced": ["false"]}
     selector = {"matchExpressions": [{"key": k, "operator": "NotIn", "values": v} for k, v in left_out.items()]}
@@ -68,7 +68,7 @@ def test_an_apply_does_not_change_the_ca_bundles(overlay: Path) -> None:
 
 
 def test_the_rotation_finds_the_configurations_the_service_and_the_secret(base: list[Json]) -> None:
-    """The two pod specs differ only in one point: the first Job waits longer for a webhook replica."""
+    """The pods of the Job and the CronJob differ in one point: the Job waits longer for a webhook replica."""
     job, cron_job = one(base, "Job", "vcuda-certs-first"), one(base, "CronJob", "vcuda-certs")
     waits = container(job)["args"].pop()
     assert waits == "--timeout=25m"
@@ -90,7 +90,7 @@ def test_the_rotation_finds_the_configurations_the_service_and_the_secret(base: 
 
 
 def test_gitops_tools_report_no_first_job_as_missing_and_replace_it_when_its_image_changes(tmp_path: Path) -> None:
-    """Kubernetes deletes these Jobs when they have finished, and permits no change of their image."""
+    """Kubernetes deletes the first Jobs when they have finished, and permits no change of their image."""
     components = ["scheduler", "client-certificates"]
     jobs = [each for each in rendered(composed(tmp_path, components)) if each["kind"] == "Job"]
     assert len(jobs) == 4
@@ -99,7 +99,7 @@ def test_gitops_tools_report_no_first_job_as_missing_and_replace_it_when_its_ima
 
 
 def test_the_extenders_rotation_requires_no_configuration() -> None:
-    """The scheduler reads the CA of the extender from a file, so the extender has no webhook configuration."""
+    """The extender has no webhook configuration, because the scheduler reads the extender's CA from a file."""
     objects = overlay_of("scheduler")
     for kind, name in (("CronJob", "vcuda-extender-certs"), ("Job", "vcuda-extender-certs-first")):
         assert flags(one(objects, kind, name))["unregistered"] is True
@@ -111,7 +111,7 @@ def test_the_extenders_rotation_requires_no_configuration() -> None:
 
 
 def test_the_client_certificate_is_issued_with_rights_for_its_names_only(tmp_path: Path) -> None:
-    """The manifests have empty Secrets and an empty ConfigMap, so the ServiceAccount needs no right to create them."""
+    """The manifests create empty Secrets and an empty ConfigMap, so the ServiceAccount needs no right to create any."""
     objects = rendered(composed(tmp_path, ["client-certificates"]))
     job, cron_job = one(objects, "Job", "vcuda-client-certs-first"), one(objects, "CronJob", "vcuda-client-certs")
     assert pod_spec(job) == pod_spec(cron_job)

@@ -1,4 +1,4 @@
-"""`kubectl gpuquota` with a real kubectl: kubeconfigs, contexts, namespaces, and unreachable clusters."""
+"""Tests of `kubectl gpuquota` with a real kubectl: kubeconfigs, contexts, namespaces, and unreachable clusters."""
 
 import os
 from pathlib import Path
@@ -88,7 +88,7 @@ def test_an_answer_without_end_is_not_read_to_the_end(home: Path, monkeypatch: p
 def test_a_page_that_is_too_large_is_requested_again_with_fewer_objects(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A script replaces kubectl. With limit=200 it returns a page that is too large, and otherwise a small page."""
+    """A script replaces kubectl. With limit=200 it returns a page that is too large, otherwise a small page."""
     program = home / "kubectl"
     program.write_text(
         """#!/bin/sh

@@ -1,4 +1,4 @@
-"""The console scripts of the package: missing packages, completion, and `vcuda-webhook check` with grants."""
+"""Tests of the package's console scripts: missing packages, completion, and `vcuda-webhook check` with grants."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def python(text: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("program", ["webhook", "controller", "certs"])
 def test_a_server_without_the_packages_of_the_extra_names_it(program: str) -> None:
-    """If sys.modules has None for a package, an import of the package fails as if it were not installed."""
+    """If sys.modules has None for a package, its import fails as if the package were not installed."""
     missing = "import sys; sys.modules.update(kubernetes=None, flask=None, cryptography=None)"
     done = python(f"{missing}; from vcuda import programs; programs.{program}()")
     assert (done.returncode, done.stdout) == (1, "")
@@ -64,7 +64,7 @@ def complete(*words: str) -> list[str]:
     ],
 )
 def test_kubectl_gets_the_words_that_may_follow(words: tuple[str, ...], suggested: list[str], directive: str) -> None:
-    """The last line is a number in cobra's format: 4 if no file names may follow, and 0 if file names may follow."""
+    """The last line is a number in cobra's format. 4 means that no file names may follow, and 0 that they may."""
     *lines, last = complete(*words)
     assert ([line.partition("\t")[0] for line in lines], last) == (suggested, directive)
 
@@ -74,7 +74,7 @@ def test_kubectl_gets_the_words_that_may_follow(words: tuple[str, ...], suggeste
 def test_check_decides_by_the_present_grants(
     tmp_path: Path, until: str, decision: str, environment: dict[str, str]
 ) -> None:
-    """The image has no time zone database, so the package must have one."""
+    """The image has no time zone database, so the package must have its own."""
     quota, pod = tmp_path / "gpuquota.yaml", tmp_path / "pod.yaml"
     entry = {"quota": {"M40": 1}, "time_zone": "Europe/Berlin", "grants": [{"M40": 1, "until": until}]}
     quota.write_text(json.dumps({"team-a": entry}))

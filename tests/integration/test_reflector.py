@@ -1,4 +1,4 @@
-"""A reflector whose server fails, ends watches, stays silent, or sends invalid data."""
+"""Tests of a reflector whose server fails, ends watches, stays silent, or sends invalid data."""
 
 import json
 from typing import Any
@@ -71,7 +71,7 @@ def test_after_a_410_a_new_list_reports_the_missed_changes(kube: Kube, script: S
 
 
 def test_a_recreated_object_is_a_deletion_and_a_creation(kube: Kube, script: Script) -> None:
-    """A single change event would mix up the released charge of the old pod and the charge of the new pod."""
+    """One change event would mix up the charge of the old pod, to be released, with the charge of the new pod."""
     script.answers.append(page(10, item("a", 3, uid="first", value=1)))
     script.answers.append(page(30, item("a", 20, uid="second", value=2)))
     script.watches.extend([GONE, stream(event("MODIFIED", item("a", 31, uid="third", value=3)))])
@@ -79,7 +79,7 @@ def test_a_recreated_object_is_a_deletion_and_a_creation(kube: Kube, script: Scr
 
 
 def test_the_view_is_replaced_in_one_step(kube: Kube, script: Script) -> None:
-    """The callback finds the complete new view already at the first event of the second LIST."""
+    """At the first event of the second LIST, the callback already finds the complete new view."""
     script.answers.append(page(10, item("a", 1, value=1), item("b", 2, value=2)))
     script.answers.append(page(30, item("c", 21, value=3), token="t"))
     script.answers.append(page(30, item("d", 22, value=4)))
@@ -90,7 +90,7 @@ def test_the_view_is_replaced_in_one_step(kube: Kube, script: Script) -> None:
 
 
 def test_new_decoding_rules_cause_a_new_list_of_unchanged_objects(kube: Kube, script: Script) -> None:
-    """The new rules may keep objects that the old rules dropped. Ending the open watch is no failure."""
+    """New rules may keep objects that the old rules dropped. The open watch ends for this, which is no failure."""
     listed = [item("a", 1, value=1), item("b", 2, value=-1)]
     script.answers += [page(10, *listed), page(30, *listed)]
     script.watches += [stream(event("ADDED", item("c", 11, value=3)), forever), stream(bookmark(31))]
@@ -182,7 +182,7 @@ def test_an_event_without_an_identifiable_object_causes_a_new_list(kube: Kube, s
 
 
 def test_an_undecodable_object_affects_no_other_object(kube: Kube, script: Script) -> None:
-    """The view omits an undecodable object of a LIST. If an event is undecodable, the object keeps its last value."""
+    """The view lacks an undecodable object of a LIST. If an event is undecodable, its object keeps the last value."""
     script.answers.append(page(10, item("good", 1, value=1), item("bad", 2, value="x"), {"metadata": 5}))
     turned_bad, turned_good = item("good", 11, value="y"), item("bad", 13, value=4)
     other = event("ADDED", item("other", 12, value=3))
@@ -205,7 +205,7 @@ def test_an_undecodable_successor_does_not_inherit_the_value_of_its_name(kube: K
 def test_an_object_that_cannot_be_decoded_is_named_until_it_is_deleted(
     kube: Kube, script: Script, error: Exception
 ) -> None:
-    """Only one line is logged for the object. No other namespace waits for the object."""
+    """Only one line is logged for the object, and objects of other namespaces do not wait for it."""
 
     def fail(raw: bytes) -> int | None:
         if thing(raw) == 9:
@@ -340,7 +340,7 @@ def test_a_server_that_ends_every_watch_is_called_less_often_until_a_watch_lasts
     now = [0.0]
 
     def let_pass(_old: int | None, seconds: int | None) -> None:
-        """Advance the clock by the value of the event's object, in seconds."""
+        """Advance the clock by as many seconds as the value of the event's object."""
         now[0] += seconds or 0
 
     script.answers.append(page(10))
@@ -377,7 +377,7 @@ def test_the_age_of_the_last_event_is_reset_by_list_watch_event_and_bookmark(kub
 
 
 def large(name: str, version: int) -> dict[str, object]:
-    """Return an object that exceeds the reflector's size limit. The API server writes fields in this order."""
+    """Return an object that exceeds the reflector's size limit, with its fields in the order of the API server."""
     metadata = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "resourceVersion": str(version)}
     return {"metadata": metadata, "value": 9, "text": "x" * MAX_OBJECT_BYTES}
 
@@ -394,7 +394,7 @@ def test_an_object_that_is_too_large_keeps_its_last_good_value_and_the_others_ar
     kube: Kube, script: Script
 ) -> None:
     def compact(*items: dict[str, object], token: str = "") -> Answer:
-        """Return a page of a LIST as the API server writes it, without spaces."""
+        """Return a page of a LIST without spaces, as the API server writes it."""
         listed = {"kind": "List", "metadata": {"resourceVersion": "30", "continue": token}, "items": items}
         return Answer(json.dumps(listed, separators=(",", ":")).encode())
 

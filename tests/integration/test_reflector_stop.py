@@ -1,4 +1,4 @@
-"""A stopped reflector ends at once in any state, and adds no partial LIST to its view."""
+"""Tests that a stopped reflector ends at once in any state, and adds no partial LIST to its view."""
 
 import itertools
 import threading
@@ -13,7 +13,7 @@ from vcuda.kube import Backoff, Kube, Reflector
 
 @pytest.mark.parametrize("where", ["watching", "waiting"])
 def test_stop_is_prompt(kube: Kube, script: Script, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the stop, the watch would last for minutes, and the wait after the failed LIST for an hour."""
+    """Without the stop, the watch would last minutes, and the wait after the failed LIST an hour."""
     script.answers.append(page(10) if where == "watching" else status(500, "no"))
     reached = threading.Event()
     waiting = Backoff(first=3600, ceiling=3600)

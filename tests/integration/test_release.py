@@ -1,4 +1,4 @@
-"""`make release` writes the same bytes in each run. It rejects a version other than the version of the package."""
+"""Tests of `make release`: it writes the same bytes in each run, and rejects any version but the package's."""
 
 import hashlib
 import re
@@ -25,7 +25,7 @@ NAMED = f"--image={IMAGE}"
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The output directories of two runs of `make release`, without the SBOM, which needs another package."""
+    """The output directories of two runs of `make release`, without the SBOM, which needs one more package."""
     kubectl()  # if kubectl is missing, the test is skipped here
     if not (release.ROOT / ".git").exists():
         pytest.skip("no git repository: a release is made from a commit")
@@ -57,7 +57,7 @@ def test_the_wheel_has_every_package_and_no_test(written: tuple[Path, Path]) -> 
 
 @pytest.fixture(scope="module")
 def plugin(written: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory into which pip installed the wheel without extras, and the packages that the wheel requires."""
+    """A directory with the wheel, installed by pip without extras, and the packages that the wheel requires."""
     [wheel] = written[0].glob("*.whl")
     directory = tmp_path_factory.mktemp("plugin")
     constraint = directory / "constraint.txt"
@@ -68,7 +68,7 @@ def plugin(written: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
 
 
 def run(plugin: Path, program: str, *arguments: str) -> tuple[int, str, str]:
-    """Run a program of the installed plugin with a Python that has no other packages."""
+    """Run a program of the installed plugin by a Python that has no other packages."""
     command = (sys.executable, "-S", "-P", str(plugin / "bin" / program), *arguments)
     env = {"PYTHONPATH": str(plugin)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)

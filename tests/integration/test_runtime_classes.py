@@ -1,4 +1,4 @@
-"""The webhook judges a RuntimeClass by its name and its handler, and by its name if it cannot list them."""
+"""Tests of how the webhook judges a RuntimeClass: by name and handler, or only by name if it cannot list them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ FAST: Json = {"metadata": {"name": "fast", "uid": "r-1", "resourceVersion": "6"}
 
 
 class Cluster(Script):
-    """A double of an API server 1.30 without nodes. ``classes``: the answer to the LIST of RuntimeClasses."""
+    """A double of an API server 1.30 without nodes. ``classes``: its answer to a LIST of RuntimeClasses."""
 
     def __init__(self, classes: Answer) -> None:
         super().__init__()

@@ -1,6 +1,4 @@
-"""The flags of ``vcuda-webhook serve``. Invalid values are reported, and each flag can be set by an environment
-variable.
-"""
+"""Tests of the flags of ``vcuda-webhook serve``: invalid values, and the environment variable of each flag."""
 
 import os
 import subprocess

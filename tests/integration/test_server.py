@@ -1,4 +1,4 @@
-"""``vcuda-webhook serve --standalone`` over TLS: its answers, metrics, log lines, and many concurrent callers."""
+"""Tests of ``vcuda-webhook serve --standalone`` over TLS: its answers, metrics, logs and concurrent callers."""
 
 import json
 import os
@@ -116,7 +116,7 @@ def test_each_admission_is_one_log_line_with_all_details(quota: Path) -> None:
     assert "write 100 or 200" in lines[2]["message"]
 
 
-# The API server calls webhooks by Go's http.Transport, which closes a connection that was idle for 90 s. This is the
+# Go's http.Transport, by which the API server calls webhooks, closes connections that were idle for 90 s. This is the
 # default of SetTransportDefaults in k8s.io/apimachinery.
 API_SERVER_IDLE_SECONDS = 90.0
 
@@ -131,8 +131,8 @@ def test_a_connection_stays_open_longer_than_the_api_servers_idle_timeout(server
             assert isinstance(connection.sock, ssl.SSLSocket)
             kept = connection.sock
             kept.settimeout(seconds)
-            # A server sends nothing on an idle connection. So recv() ends before its timeout only if the server closes
-            # the connection.
+            # A server sends nothing on an idle connection. So recv() returns before its timeout only if the server
+            # closes the connection.
             with pytest.raises(TimeoutError):
                 kept.recv(1)
             kept.settimeout(10)

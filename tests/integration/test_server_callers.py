@@ -1,4 +1,4 @@
-"""The webhook with ``--client-ca`` answers API servers and probes, and rejects other callers."""
+"""Tests that the webhook with ``--client-ca`` answers API servers and probes, and rejects other callers."""
 
 import json
 import ssl
@@ -59,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, pairs: Path) -> Iterator[We
 
 
 def trust(directory: Path, pairs: Path, *names: str) -> None:
-    """Replace the file with the CAs of client certificates in one step, as the kubelet does."""
+    """Replace the file with the CAs of client certificates in one step, as the kubelet would do."""
     fresh = directory / "fresh"
     fresh.write_bytes(b"".join((pairs / name / "ca.crt").read_bytes() for name in names))
     fresh.replace(directory / "client-ca.crt")

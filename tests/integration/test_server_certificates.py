@@ -1,4 +1,4 @@
-"""The certificate that the webhook serves after the files have changed, or after its worker process was replaced."""
+"""Tests of the certificate that the webhook serves after its files changed, or after its worker was replaced."""
 
 import os
 import signal
@@ -62,7 +62,7 @@ def replace_worker(server: WebhookProcess) -> None:
 def test_a_new_worker_serves_the_certificate_of_the_files_from_its_first_connection(
     directory: Path, server: WebhookProcess
 ) -> None:
-    """gunicorn forks a new worker from its parent process, whose certificate in memory may have expired."""
+    """gunicorn forks a new worker from the parent process, in whose memory the certificate may have expired."""
     authority = make_authority(NOW)
     write_as_kubelet(directory, make_leaf(authority, DEVELOPMENT, NOW))
     replace_worker(server)

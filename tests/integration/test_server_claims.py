@@ -1,4 +1,4 @@
-"""``vcuda-webhook serve --standalone`` limits ResourceClaims to one GPU model, and charges them like pods."""
+"""Tests that ``vcuda-webhook serve --standalone`` limits ResourceClaims to one GPU model, and charges them."""
 
 import json
 from collections.abc import Iterator

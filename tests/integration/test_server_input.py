@@ -1,4 +1,4 @@
-"""The webhook answers every malformed request in JSON with the error. No answer has a stack trace or admits a pod."""
+"""Tests that malformed requests are answered in JSON with the error. No answer has a stack trace or admits a pod."""
 
 import json
 from contextlib import closing
@@ -17,7 +17,7 @@ DEPLOYMENT = {"group": "apps", "version": "v1", "kind": "Deployment"}
 
 @pytest.fixture(scope="module")
 def server(target: Target) -> WebhookProcess:
-    """A running webhook for all tests of this file. At the end its log must have no error and no stack trace."""
+    """A running webhook for all tests of this file. In the end, its log must have no error and no stack trace."""
     return target.server
 
 
@@ -34,7 +34,7 @@ def encoded(subject: object, **fields: object) -> str:
 
 
 def with_quantity(quantity: str) -> str:
-    """Return a review of a pod that requests cores. ``quantity`` is inserted unchanged into the JSON."""
+    """Return a review of a pod that requests cores. Its JSON has ``quantity`` unchanged."""
     return encoded(gpu_pod("p", "steady", {"tencent.com/vcuda-core": "HERE"})).replace('"HERE"', quantity)
 
 
@@ -120,7 +120,7 @@ def test_a_body_of_3_mib_is_read(server: WebhookProcess) -> None:
 def test_a_pod_that_cannot_be_decoded_is_rejected(
     server: WebhookProcess, path: str, body: Body, code: int, sentence: str
 ) -> None:
-    """The HTTP status is 200, because the review is valid. The review's response has the status of the rejection."""
+    """The review is valid, so the HTTP status is 200. The rejection has its own status in the review's response."""
     reply = server.send("POST", path, body)
     assert reply.status == HTTPStatus.OK
     assert b"Traceback" not in reply.body

@@ -1,6 +1,6 @@
-"""No request is lost when the webhook stops.
+"""Tests that no request is lost when the webhook stops.
 
-This is also true while the API server is down, and if clients keep connections open without a request.
+This is also tested while the API server is down, and while clients keep connections open without a request.
 """
 
 import asyncio
@@ -39,8 +39,9 @@ POD = json.dumps(review_of(card_pod("pod", "team-a")))
 
 
 class Hanging(Script):
-    """A test double of an API server with a quota and no node. It answers a request for the namespace when it is
-    ``over``: the namespace does not exist.
+    """A test double of an API server with a quota and no node.
+
+    When ``over`` is set, it answers a request for the namespace: it does not exist.
     """
 
     def __init__(self) -> None:
@@ -89,14 +90,14 @@ def in_cluster(tmp_path: Path, certificates: Path, url: str) -> tuple[str | Path
 
 @pytest.fixture
 def closed_port() -> Iterator[str]:
-    """Yield the URL of a port that refuses connections. The port stays bound, so that no other process uses it."""
+    """Yield the URL of a port that refuses connections. The port stays bound, so no other process uses it."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield "http://{}:{}".format(*held.getsockname())
 
 
 def leave(server: WebhookProcess, connection: HTTPSConnection) -> None:
-    """Send SIGTERM to the webhook, and wait until /readyz fails. The webhook then drains: it still answers."""
+    """Send SIGTERM to the webhook, and wait until /readyz fails. In this drain, the webhook still answers."""
     server.process.send_signal(signal.SIGTERM)
     while (reply := exchange(connection, "GET", "/readyz")).body != b"this replica is stopping\n":
         pass
@@ -106,7 +107,7 @@ def leave(server: WebhookProcess, connection: HTTPSConnection) -> None:
 def close_gate(server: WebhookProcess, connection: HTTPSConnection) -> Reply:
     """End the drain of the stopping webhook. Return the first answer that rejects a request because of the stop.
 
-    The requests go to /quota, because until then the webhook admits them there, even without an API server.
+    The requests go to /quota, where the webhook admits them during the drain, even without an API server.
     """
     os.kill(server.worker(), signal.SIGTERM)
     while (reply := exchange(connection, "POST", "/quota", POD)).status == HTTPStatus.OK:
@@ -115,7 +116,7 @@ def close_gate(server: WebhookProcess, connection: HTTPSConnection) -> Reply:
 
 
 def assert_come_again(reply: Reply, reason: str) -> None:
-    """Assert that the answer is a 503 that closes the connection. The API server then retries on a new connection."""
+    """Assert that the answer is a 503 that closes the connection, after which an API server retries on a new one."""
     assert reply.status == HTTPStatus.SERVICE_UNAVAILABLE
     assert reply.headers["Retry-After"] == "1"
     assert reply.headers["Connection"] == "close"
@@ -153,7 +154,7 @@ def test_a_stop_without_requests_ends_with_status_0_and_removes_its_certificate(
 
 
 def test_a_request_in_flight_finishes(tmp_path: Path, certificates: Path) -> None:
-    """When the drain ends, the webhook still handles a request: it waits for the API server to return a namespace."""
+    """When the drain ends, a request is still in progress: it waits for the API server to return a namespace."""
     api, pod = Hanging(), pinned(card_pod("train", "team-a"))
     pod["metadata"]["uid"] = "uid-1"
     with (
@@ -208,7 +209,7 @@ def test_no_secret_is_ever_printed(tmp_path: Path, certificates: Path, closed_po
 
 
 def test_connections_without_a_request_do_not_delay_a_stop(quota: Path) -> None:
-    """By default gunicorn waits for idle connections until its timeout, which is longer than this test."""
+    """By default, gunicorn waits for idle connections until its timeout, which exceeds the time of this test."""
     with serving("--standalone", "--quota", quota, *LONG) as server, closing(server.connect()) as connection:
         connection.connect()
         with closing(server.connect()) as other:

@@ -1,4 +1,4 @@
-"""The certificate that a TLS server of vcuda quota presents while its files change."""
+"""Tests of the certificate that a TLS server of vcuda quota presents while its files change."""
 
 import os
 import ssl
@@ -68,7 +68,7 @@ def test_only_tls_1_2_and_1_3_are_supported(directory: Path) -> None:
 
 
 def test_http_1_1_is_agreed_with_a_client_that_prefers_http_2(directory: Path) -> None:
-    """With HTTP/2, the API server would send all calls on one connection, where they would wait for each other."""
+    """With HTTP/2, all calls of the API server would share one connection, where they would wait for each other."""
     write_plainly(directory, new_leaf())
     client = trusting()
     client.set_alpn_protocols(["h2", "http/1.1"])
@@ -195,7 +195,7 @@ def test_the_server_does_not_start_without_a_valid_certificate_and_says_how_to_c
 
 
 def test_a_certificate_that_openssl_finds_too_weak_is_rejected(directory: Path) -> None:
-    """The certificate can be parsed and has a matching key, but every TLS handshake with it would fail."""
+    """The certificate can be parsed and its key matches, but every TLS handshake with it would fail."""
     write_plainly(directory, new_leaf())
     serving = ServingCertificate(directory)
     write_raw(directory, *weak_pair())
@@ -206,7 +206,7 @@ def test_a_certificate_that_openssl_finds_too_weak_is_rejected(directory: Path) 
 def test_files_that_change_while_they_are_read_are_read_at_the_next_poll(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first poll reads the files when the key is already replaced, and the certificate is not."""
+    """At the first poll, the file with the key is already replaced, and the file with the certificate is not."""
     first, second = new_leaf(), new_leaf()
     write_plainly(directory, first)
     serving = ServingCertificate(directory)
@@ -230,7 +230,7 @@ def test_files_that_change_while_they_are_read_are_read_at_the_next_poll(
 def test_a_valid_certificate_that_could_not_be_read_is_retried_and_reported_once(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A read fails, for example, because the process has too many open files."""
+    """The read fails, for example because the process has too many open files."""
     old, new = new_leaf(days=1), new_leaf()
     write_plainly(directory, old)
     serving = ServingCertificate(directory)
@@ -259,7 +259,7 @@ def test_another_invalid_certificate_and_one_after_a_valid_one_are_reported_agai
             assert logged(serving) == []
 
 
-# If a certificate has a negative serial number, the package cryptography only warns.
+# For a certificate with a negative serial number, the package cryptography only gives a warning.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
 @given(
@@ -271,7 +271,7 @@ def test_another_invalid_certificate_and_one_after_a_valid_one_are_reported_agai
 def test_with_any_file_contents_the_poll_ends_and_a_certificate_is_served(
     position: int, replacement: bytes, key: bytes
 ) -> None:
-    """The server either loads the changed certificate, or counts a failure and serves the last valid one."""
+    """The server loads the changed certificate, or counts a failure and serves the last valid certificate."""
     content = der(GOOD)[:position] + replacement + der(GOOD)[position + len(replacement) :]
     certificate = b"-----BEGIN CERTIFICATE-----\n" + b64encode(content) + b"\n-----END CERTIFICATE-----\n"
     with TemporaryDirectory() as name:

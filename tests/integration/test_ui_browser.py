@@ -1,4 +1,4 @@
-"""The usage page in a browser: mouse, keyboard, screen reader, wide and narrow screens, and live updates."""
+"""Tests of the usage page in a browser: mouse, keyboard, screen reader, screen widths, and live updates."""
 
 import re
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def names(page: Page) -> list[str]:
 def test_the_page_renders_without_errors_and_every_text_and_field_is_readable(
     browser: Browser, leader: Served, path: str, scheme: str, size: Size
 ) -> None:
-    """The test covers each color that shows a used share. The page calls no other host, and is not too wide."""
+    """The test covers each color of a used share. The page must call no other host, and must not be too wide."""
     with tab(browser, size, color_scheme=scheme) as opened:
         page = opened.open(leader.url + path)
         assert page.evaluate("document.scrollingElement.scrollWidth") <= size[0]
@@ -181,8 +181,8 @@ def test_a_reader_whose_session_at_the_proxy_has_ended_is_led_to_the_login(
     opened: Tab, leader: Served, served: Callable[[Sample], Served]
 ) -> None:
     page = opened.open(leader.url)
-    # The usage page may load nothing from another origin, such as the login. So the browser must open the login
-    # instead.
+    # The usage page may load nothing from another origin, and the login is at another origin. So the browser must open
+    # the login as a page.
     leader.login = f"{served(Sample()).url}?login"
     page.get_by_role("columnheader", name="T4").get_by_role("link").click()
     page.wait_for_url(leader.login)

@@ -1,4 +1,4 @@
-"""The figures and texts that the usage page shows in a browser."""
+"""Tests of the figures and texts that the usage page shows in a browser."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,7 +38,7 @@ def test_the_color_of_a_cell_follows_the_used_share(opened: Tab, leader: Served)
     assert {name: page.evaluate(use, each[:2]) for name, each in STEPS.items()} == {
         name: each[2] for name, each in STEPS.items()
     }
-    # If memory is limited too, the larger share counts.
+    # If memory is limited too, the page shows the larger of both shares.
     fuller = [(1, 8, 900, 1000), (8, 8, 100, 1000), (1, 8, 1001, 1000), (50, None, 500, 1000)]
     assert [page.evaluate(use, each) for each in fuller] == [9, 10, 11, 5]
 
@@ -148,7 +148,7 @@ def test_empty_tables_say_so(opened: Tab, served: Callable[[Sample], Served]) ->
 def test_lists_that_are_not_known_yet_are_not_shown_until_they_are(
     opened: Tab, served: Callable[[Sample], Served]
 ) -> None:
-    """After a change of the leader, the certificates have not been read yet."""
+    """A new leader has not read the certificates yet."""
     leader = served(Sample(rejections=None))
     page = opened.open(leader.url)
     expect(page.get_by_text("Rejections are not known yet")).to_be_visible()

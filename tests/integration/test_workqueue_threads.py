@@ -1,4 +1,4 @@
-"""Threads that wait until a key of the work queue is due: which thread wakes, and when."""
+"""Tests of threads that wait for a key of the work queue to be due: which thread wakes, and when."""
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,7 +10,7 @@ from tests.waiting import PATIENT
 
 
 class Clock:
-    """A clock that does not advance. Each reading of the clock releases the semaphore ``looked``."""
+    """A clock that does not advance. Each reading of it releases the semaphore ``looked``."""
 
     def __init__(self) -> None:
         self.looked = threading.Semaphore(0)
@@ -31,12 +31,12 @@ def queue(clock: Clock) -> WorkQueue:
 
 
 def asleep(queue: WorkQueue, clock: Clock, executor: ThreadPoolExecutor) -> Future[str | None]:
-    """Start a thread that waits for the next key of the work queue. Return when the thread has found no key due."""
+    """Start a thread that waits for the next key of the work queue. Return when it has found no key that is due."""
     while clock.looked.acquire(blocking=False):
         continue
     turn = executor.submit(queue.next)
-    # The thread has read the clock, and holds the queue's lock until it sleeps. So the test can change the queue only
-    # while the thread sleeps.
+    # The thread has read the clock, and holds the queue's lock until it sleeps. So the test cannot change the queue
+    # before.
     assert clock.looked.acquire(timeout=PATIENT)
     return turn
 
@@ -61,7 +61,7 @@ def test_close_ends_every_next(queue: WorkQueue, clock: Clock) -> None:
 
 
 def test_a_waiting_thread_wakes_when_its_name_is_due() -> None:
-    """The test uses the real clock, and no other thread wakes the waiting thread."""
+    """The test uses the real clock. No other thread wakes the waiting thread."""
     queue = WorkQueue(0.0)
     queue.add("b", 0.02)
     queue.add("a", 0.01)

@@ -1,4 +1,4 @@
-"""A TLS server for tests. Each connection gets the current TLS context, so that a test can change the certificate."""
+"""A TLS server for tests, in which a test can change the certificate between two connections."""
 
 import socket
 import ssl
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Echo(ThreadingTCPServer):
-    """A TLS server that sends its input back. Each new connection gets the current TLS context, as in the webhook."""
+    """A TLS server that sends back its input. Each new connection gets the current TLS context, as in the webhook."""
 
     def __init__(self, current: Callable[[], ssl.SSLContext], host: str) -> None:
         super().__init__((host, 0), BaseRequestHandler)
@@ -18,13 +18,13 @@ class Echo(ThreadingTCPServer):
         self.address = "{}:{}".format(*self.socket.getsockname())
 
     def finish_request(self, request: Any, client_address: object) -> None:  # noqa: ARG002
-        # Ignore a failed handshake, because the client in the test reports the reason.
+        # A failed handshake is ignored here, because the client in the test reports its reason.
         with suppress(OSError), self._current().wrap_socket(request, server_side=True) as connection:
             while received := connection.recv(64):
                 connection.sendall(received)
 
     def connect(self, client: ssl.SSLContext, hostname: str = "127.0.0.1") -> ssl.SSLSocket:
-        """Connect to the server, and check that its certificate is for this name. Raises ssl.SSLError if not."""
+        """Connect to the server. Raises ssl.SSLError if its certificate is not for this name."""
         near = socket.create_connection(self.socket.getsockname())
         try:
             return client.wrap_socket(near, server_hostname=hostname)
@@ -35,7 +35,7 @@ class Echo(ThreadingTCPServer):
 
 @contextmanager
 def echoing(current: Callable[[], ssl.SSLContext], host: str = "127.0.0.1") -> Iterator[Echo]:
-    """Run a TLS server during the ``with`` statement. It is closed when its clients have closed their connections."""
+    """Run a TLS server during the ``with`` statement. At its end, wait until the clients have disconnected."""
     with Echo(current, host) as server:
         serving = Thread(target=server.serve_forever, args=(0.01,))
         serving.start()
