@@ -105,7 +105,10 @@ class MissingObject(NamedTuple):
 
 
 def find_missing(get: Callable[[str, str], Json | None]) -> Sequence[MissingObject]:
-    """Return the objects that are missing or differ. ``get``: returns an object by kind and name; None if absent."""
+    """Return the webhooks and policies that are missing or differ from their declarations.
+
+    ``get``: returns an object of the API server by kind and name; None if the object does not exist.
+    """
     found, namespaces = [], _OUR_NAMESPACES
     for kind, name in DECLARED:
         try:

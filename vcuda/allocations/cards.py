@@ -236,7 +236,8 @@ def _shares(pod: Pod, scheme: Scheme) -> Iterator[Share]:
         text = annotations.get(f"{scheme.card_index}{number}")
         if text and (cores := amount_of(container, scheme.cores)):
             memory = amount_of(container, scheme.memory) * scheme.memory_unit
-            # Cache only short annotations. They are equal in thousands of pods, and long ones would fill the memory.
+            # Cache only short annotations. Thousands of pods have equal short annotations. Long annotations would fill
+            # the memory.
             read = _shares_in if len(text) <= MAX_REMEMBERED_LENGTH else _shares_in.__wrapped__
             yield from read(text, cores, memory)
 

@@ -122,7 +122,7 @@ class NodeSelection(msgspec.Struct, frozen=True, gc=False):
         """Return the selection of nodes by a pod's nodeSelector, nodeName and required node affinity.
 
         If the pod has a required node affinity, but all of its terms are empty, the selection allows no node.
-        ``values_of``: returns the label values for which a key and value of the nodeSelector stand.
+        ``values_of``: returns the label values that a line of the nodeSelector (a key and a value) allows.
         """
         written = spec.node_selector or {}
         selector = {key: values_of(key, value) if values_of else (value,) for key, value in written.items()}

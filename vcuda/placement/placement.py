@@ -218,7 +218,8 @@ def find_candidates(
 ) -> Candidates:
     """Return the models of the quota that a pod may use. ``placing``: the scheduler for the pod's GPU resources.
 
-    ``states``: the states of ``nodes``. They determine only which models are ready, unless the quota requires nodes.
+    ``states``: the states of ``nodes``. They decide for which models a node can take the pod now. If the quota requires
+    nodes, they also exclude models.
     """
     check(count_choices(pod, request.schemes) * len(quota.limits))
     selected = {
