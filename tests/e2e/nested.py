@@ -1,4 +1,4 @@
-"""Stores objects whose JSON is nested deeper than our decoders can read."""
+"""Stores objects whose JSON has more levels than our decoders can read."""
 
 from vcuda.kube import MERGE_PATCH, Kube
 
@@ -9,7 +9,7 @@ FIELDS = b'{"f:a":' * DEPTH + b"{}" + b"}" * DEPTH
 
 
 def nest(kube: Kube, path: str, api_version: str = "v1") -> None:
-    """Nest the ``managedFields`` of the object at ``path``. Every user who may update the object can do this."""
+    """Nest the ``managedFields`` of the object at ``path``, as every user who may update the object can do."""
     manager = b'{"manager":"nested","operation":"Update","apiVersion":"%b","fieldsType":"FieldsV1","fieldsV1":%b}'
     managed = manager % (api_version.encode(), FIELDS)
     stored = kube.patch(path, b'{"metadata":{"managedFields":[%b]}}' % managed, MERGE_PATCH)

@@ -1,4 +1,4 @@
-"""Computes, from LISTs and watches, how many cores of each GPU model the stored pods and claims use at each moment."""
+"""Computes from LISTs and watches how many cores of each GPU model the stored pods and claims use at each moment."""
 
 import json
 import threading
@@ -30,7 +30,7 @@ AWAY = (ApiException, HTTPError, json.JSONDecodeError)
 
 
 def held(objects: Sequence[Json]) -> Counter[str]:
-    """Return the cores of each model that these objects use. As an independent check, this uses no webhook code."""
+    """Return the cores of each model that these objects use. The check is independent: it uses no webhook code."""
     cores: Counter[str] = Counter()
     for each in objects:
         cores.update(held_by_claim(each) if "devices" in each["spec"] else held_by_pod(each))
@@ -38,7 +38,7 @@ def held(objects: Sequence[Json]) -> Counter[str]:
 
 
 def held_by_pod(pod: Json) -> dict[str, int]:
-    # If a pod uses claims, its devices are counted for the claims, and not again for the pod.
+    # If a pod uses claims, its devices count for the claims only.
     if pod["status"].get("phase") in ("Succeeded", "Failed") or pod["spec"].get("resourceClaims"):
         return {}
     cores = sum(int(container["resources"]["limits"].get(CORES, 0)) for container in pod["spec"]["containers"])
@@ -53,8 +53,8 @@ def held_by_claim(claim: Json) -> Counter[str]:
             continue  # only attackers create alternatives, and these name MIG partitions, which the test does not have
         asked = request["exactly"]
         share = asked.get("capacity", {}).get("requests", {}).get("cores", 100)
-        # The webhook appends its selector after the selectors of the tenant, which may name products that do not exist.
-        # So only the last selector counts.
+        # The webhook's selector is after those of the tenant, which may name products that do not exist. So only the
+        # last selector counts.
         cores[model_in(json.dumps(asked["selectors"][-1]))] += asked["count"] * int(share)
     return cores
 
@@ -72,28 +72,28 @@ def model_of(pod: Json) -> str:
 
 
 def model_in(selector: str) -> str:
-    """Return the only model whose name is in the selector of a claim, as a part of product names."""
+    """Return the only model in the selector of a claim, in which it is a part of product names."""
     [model] = [model for model in PRODUCTS if model.casefold() in selector.casefold()]
     return model
 
 
 class Ghosts:
-    """Bound pods that were deleted by force. They count ``seconds`` longer, because their containers may still run."""
+    """Bound pods that were deleted by force. They count for ``seconds`` more, because their containers may run."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._found: dict[str, tuple[float, str, str, int]] = {}
 
     def add(self, pod: Json, deleted: float) -> None:
-        """Add a pod that was deleted by force. ``deleted``: the monotonic time just before the delete request."""
+        """Add a pod that was deleted by force. ``deleted``: the monotonic time just before the request for this."""
         [(model, cores)] = held([pod]).items()
         self._found[pod["metadata"]["uid"]] = (deleted + self._seconds, pod["metadata"]["namespace"], model, cores)
 
     def among(self, known: Set[str], there: Set[str], now: float) -> Iterator[tuple[str, str, int]]:
-        """Yield namespace, model and cores of the pods that are deleted at the time ``now``, but may still run.
+        """Yield namespace, model and cores of pods that are deleted at the time ``now`` but may still run.
 
-        ``known``: the uids of all objects that were observed before.
-        ``there``: the uids of the objects that exist at the time ``now``.
+        ``known``: the uids of all objects that were observed before. ``there``: the uids of the objects that exist at
+        the time ``now``.
         """
         for uid, (until, namespace, model, cores) in list(self._found.items()):
             if uid in known and uid not in there and now < until:
@@ -112,7 +112,7 @@ class Change(NamedTuple):
 
 
 class Stored:
-    """The objects of several collections. They are listed at one resourceVersion, and then updated by watches."""
+    """The objects of several collections, which are listed at one resourceVersion and then updated by watches."""
 
     def __init__(self, rest: Rest, paths: Sequence[str]) -> None:
         self._rest = rest
@@ -132,13 +132,13 @@ class Stored:
     def follow(self, threads: ThreadPoolExecutor, seconds: float) -> Iterator[tuple[list[Json], float]]:
         """Watch all collections for ``seconds`` seconds. Then yield the objects after each change, in order.
 
-        Changes that some watch has not reached yet are left for the next call. If a watch failed, its error is raised
+        A change is left for the next call if some watch has not reached it yet. If a watch failed, its error is raised
         at the end.
         """
         logs: list[list[Change]] = [[] for _ in self._paths]
         ends = [threads.submit(self._record, *each, seconds) for each in zip(self._paths, logs, strict=True)]
         broken = [error for end in ends if (error := end.exception())]
-        # Up to this resourceVersion, every watch has delivered all events. Some later events may be missing.
+        # Every watch has delivered all events up to this resourceVersion. Of the later events, some may be missing.
         until = min(log[-1].version if log else self._version for log in logs)
         for change in sorted(chain.from_iterable(logs), key=lambda change: change.version):
             if change.version <= until and change.event["type"] != "BOOKMARK":
@@ -167,10 +167,9 @@ class Stored:
 class Observer:
     """Observes the pods and claims of some namespaces, and keeps the maxima of their use.
 
-    ``most``: the maximum cores of each model, by namespace.
-    ``ghosts``: pods that were deleted by force and still count.
-    ``claims``: maximum number of claims at a time.
-    ``known``: the uids of all objects that were ever observed.
+    ``most``: the maximum cores of each model, by namespace. ``ghosts``: pods that were deleted by force and still
+    count. ``claims``: the maximum number of claims at a time. ``known``: the uids of all objects that were ever
+    observed.
     """
 
     most: Mapping[str, dict[str, int]]
@@ -198,7 +197,7 @@ class Observer:
             most.update({model: max(most.get(model, 0), cores) for model, cores in counts.items()})
 
     def _held_by(self, each: Json) -> Counter[str]:
-        """Return the cores that one object uses, from a cache, because each change counts every object again."""
+        """Return the cores that one object uses. They are cached, because each change counts every object again."""
         version = each["metadata"]["uid"], each["metadata"]["resourceVersion"]
         if version not in self._held:
             if len(self._held) >= MAX_KEPT:

@@ -1,4 +1,4 @@
-"""Runs `vcuda-webhook` with another version and ledger format, as another release during a rolling update."""
+"""Runs `vcuda-webhook` with another version and ledger format, like another release in a rolling update."""
 
 import os
 import sys

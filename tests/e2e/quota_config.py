@@ -1,4 +1,4 @@
-"""The quota ConfigMap of a test. Its methods edit the quota, and wait until every replica uses the new quota."""
+"""The quota ConfigMap of a test. Its methods edit the quota, and wait until every replica uses the edit."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +19,8 @@ CONFIG = {"quota.vcuda.io/config": "true"}
 class QuotaConfigMap:
     """A quota ConfigMap in a cluster.
 
-    ``namespace``, ``name``, ``labels``: its metadata.
-    ``readers``: the webhook replicas that use it.
-    ``further``: the other keys of the ConfigMap, such as `gpu_models`, with their texts.
+    ``namespace``, ``name``, ``labels``: its metadata. ``readers``: the webhook replicas that use it. ``further``: the
+    texts of its other keys, such as `gpu_models`.
     """
 
     rest: Rest
@@ -72,7 +71,7 @@ class QuotaConfigMap:
             self.lift(*entries)
 
     def write(self, text: str) -> Answer:
-        """Store ``text`` as the quota document, even if it is malformed. This does not wait for the replicas."""
+        """Store ``text`` as the quota document, even if it is malformed. Do not wait for the replicas."""
         answer = self.rest.send("POST", self.collection, self.manifest(text))
         replacing = answer.status == HTTPStatus.CONFLICT
         return self.rest.send("PUT", self.path, self.manifest(text)) if replacing else answer
@@ -88,7 +87,7 @@ class QuotaConfigMap:
 
 
 def named_quota(cluster: Cluster) -> QuotaConfigMap:
-    """Create an empty quota with the name in the manifests. It has no label, so /quota does not check its edits."""
+    """Create an empty quota with the name in the manifests. Without a label, /quota does not check its edits."""
     quota = QuotaConfigMap(cluster.rest, "kube-system", "gpuquota", labels={})
     quota.write("{}").ok()
     return quota

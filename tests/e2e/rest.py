@@ -35,8 +35,8 @@ def api_client(server: str, ca_file: Path, token: str) -> ApiClient:
 class Answer:
     """An answer of the API server.
 
-    ``body``: an object or a list if the status is 2xx, and a `Status` otherwise.
-    ``warnings``: the texts of the Warning headers, as kubectl prints them.
+    ``body``: an object or list after a success (2xx), and otherwise a `Status`. ``warnings``: the texts of the Warning
+    headers, which kubectl prints.
     """
 
     status: int
@@ -52,38 +52,38 @@ class Answer:
     def is_over_quota(self) -> bool:
         """Return whether the request was rejected because it exceeds the quota.
 
-        The status is 429 if the shortage is expected to end within 2 s, and 403 otherwise.
+        The status is 429 if the shortage should end within 2 s, and 403 otherwise.
         """
         return self.status in (HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS) and reports_shortage(self.message)
 
     @property
     def may_pass_soon(self) -> bool:
-        """Return whether the request was rejected because of charges that are released soon, or are not counted."""
+        """Return whether the request was rejected because of charges that are released soon, or not counted yet."""
         released = "being released" in self.message or "could not be counted in time" in self.message
         return self.status == HTTPStatus.TOO_MANY_REQUESTS or (self.is_over_quota and released)
 
     def ok(self) -> Json:
-        """Return the body if the request succeeded. Otherwise raise ApiException with status, message and JSON body."""
+        """Return the body of a successful answer. Otherwise raise ApiException with status, message and JSON body."""
         if HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES:
             return self.body
         raise ApiException(status=self.status, reason=self.message, body=json.dumps(self.body))
 
 
 def warning_text(header: str) -> str:
-    """Return the text of a Warning header such as `299 - "text"`. Its escapes (RFC 7230) are also valid in JSON."""
+    """Return the text of a Warning header such as `299 - "text"`. Its escapes (RFC 7230) are those of JSON."""
     return str(json.loads(header.removeprefix("299 - ")))
 
 
 @dataclass(frozen=True)
 class Rest:
-    """Sends JSON requests over the connections of the client ``api``, and with its user."""
+    """Sends requests with JSON over the connections of the client ``api``, as the user of this client."""
 
     api: ApiClient
 
     def send(
         self, method: str, path: str, body: object = None, *, content_type: str = "application/json", **query: str
     ) -> Answer:
-        """Send a request, and return the answer of any status. Raises urllib3's HTTPError if no answer arrives."""
+        """Send a request, and return the answer, whatever its status. Raises urllib3's HTTPError without an answer."""
         headers = {**self.api.default_headers, "Content-Type": content_type}
         url = self._url(path, query)
         response = self.api.call_api(method, url, headers, body=body, _request_timeout=REQUEST_SECONDS)
@@ -118,9 +118,9 @@ class Rest:
 
 
 def states(rest: Rest, path: str, deadline: float, selectors: dict[str, str]) -> Generator[list[Json]]:
-    """Yield all objects of the collection after each change, until ``deadline`` of the monotonic clock.
+    """Yield all objects of the collection after each change, until ``deadline`` on the monotonic clock.
 
-    If a watch ends before that, it is restarted.
+    A watch that ends earlier is started again.
     """
     while (left := deadline - time.monotonic()) > 0:
         listing = rest.get(path, **selectors)

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinitions of other projects, which come from the Go modules of these projects."""
+"""CustomResourceDefinitions of other projects, read from the Go modules of these projects."""
 
 import json
 import os
@@ -20,7 +20,7 @@ DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 def definitions_in(directories: Mapping[str, str], wanted: Callable[[Json], bool] = bool) -> list[Json]:
-    """Return the ``wanted`` definitions in a directory of each Go module. Skip the test if Go is not installed."""
+    """Return the ``wanted`` definitions in a directory of each Go module. Without Go, skip the test."""
     program = shutil.which("go")
     if program is None:
         pytest.skip("no go on PATH, which downloads the schemas")

@@ -1,4 +1,4 @@
-"""Runs a second kube-scheduler: the scheduler of the manifests, or one whose extender acts like gpu-admission."""
+"""Runs a second kube-scheduler: that of the manifests, or one whose extender acts like gpu-admission."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -40,9 +40,9 @@ class Credentials(NamedTuple):
 def config_file(
     control_plane: ControlPlane, url: str, credentials: Credentials, directory: Path, **fields: object
 ) -> Path:
-    """Write the KubeSchedulerConfiguration of the manifest with the API server and the extender of this test.
+    """Write the manifest's KubeSchedulerConfiguration with the API server and the extender of this test.
 
-    Return the path of the written file. ``fields``: fields to add to the extender's entry.
+    Return the path of the written file. ``fields``: more fields of the extender's entry.
     """
     config: Json = yaml.safe_load((COMPONENT / "scheduler-config.yaml").read_text())
     [extender] = config["extenders"]
@@ -78,7 +78,7 @@ def scheduling(control_plane: ControlPlane, *flags: str) -> Iterator[Component]:
 def predicate(asked: Json) -> Json:
     """Return an ExtenderFilterResult (k8s.io/kube-scheduler ``extender/v1``) as gpu-admission does.
 
-    A pod that already has gpu-admission's annotations gets no node. Any other pod gets the first of the offered nodes.
+    A pod with gpu-admission's annotations gets no node. Any other pod gets the first of the offered nodes.
     """
     pod, nodes = asked["Pod"], asked["Nodes"]
     if any(mark in key for key in pod["metadata"].get("annotations", {}) for mark in MARKS):
@@ -92,7 +92,7 @@ def extended_scheduler(
 ) -> Iterator[None]:
     """Run a second scheduler for the pods that name it. Its extender answers each filter request by ``decide``.
 
-    ``directory``: a new directory for its files. ``fields``: further fields of the extender's entry.
+    ``directory``: a new directory for its files. ``fields``: more fields of the extender's entry.
     """
     with answering(lambda _, asked: decide(asked)) as url:
         extenders = [{"urlPrefix": url, "filterVerb": "filter", **fields}]

@@ -1,4 +1,4 @@
-"""A real API server with the same interface as the test double of the API server.
+"""A real API server behind the interface of the API server double.
 
 A test decides whether each call of its simulated processes reaches the API server, and whether the answer returns.
 """
@@ -20,11 +20,10 @@ AT_ONCE = json.dumps({"gracePeriodSeconds": 0}).encode()
 
 
 class ServedApi(Handle):
-    """Implements the interface of `tests.api_double.Api` by calls of a real API server.
+    """Has the interface of `tests.api_double.Api`, and calls a real API server.
 
-    ``date`` returns the time that the answer to a PUT reports instead of the server's time, because the tests simulate
-    hours. In lists, the name of an object replaces its uid. The tests use the name as the uid, but the server generates
-    a uid.
+    The tests simulate hours, so the answer to a PUT has the time of ``date`` instead of the server's time. In lists,
+    the name of an object replaces its uid: the tests use the name as the uid, but the server generates one.
     """
 
     def __init__(self, kube: Kube) -> None:
@@ -109,7 +108,7 @@ class ServedApi(Handle):
 
 
 class Objects(Mapping[str, Mapping[str, Any]]):
-    """Maps an object's API path to the stored object, which is cached until the next write. Iteration is impossible."""
+    """Maps an object's API path to the stored object, which is cached until the next write. It cannot be iterated."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube

@@ -1,7 +1,6 @@
 """Runs the webhook as in a real installation.
 
-The API server calls the webhook through its Service, and a failed call rejects the pod. The certificate is a mounted
-Secret.
+The API server calls it by its Service, and a failed call rejects the pod. The certificate is a mounted Secret.
 """
 
 import base64
@@ -51,8 +50,8 @@ PATHS = {kind: f"{GROUP}/{resource}/{CONFIGURATION}" for kind, resource in RESOU
 class Stage:
     """A webhook that is installed as in a cluster.
 
-    ``label``: the webhook serves only the namespaces whose label `SERVED_BY` has this value.
-    ``flags``: further flags for each run of `vcuda-certs rotate`.
+    ``label``: the webhook serves only namespaces whose label `SERVED_BY` has this value. ``flags``: more flags for each
+    run of `vcuda-certs rotate`.
     """
 
     cluster: Cluster
@@ -63,7 +62,7 @@ class Stage:
     replicas: Sequence[WebhookProcess] = ()
 
     def command(self, *arguments: str, kubeconfig: Path | None = None) -> list[str]:
-        """Return a command line of `vcuda-certs`. This stage's flags are inserted after the name of the subcommand."""
+        """Return a command line of `vcuda-certs`. The stage's flags follow the name of the subcommand."""
         name, *rest = arguments
         own = ("--kubeconfig", str(kubeconfig or self.kubeconfig), "--ip", self.host, *self.flags)
         return [str(SCRIPTS / "vcuda-certs"), name, *(own if name == "rotate" else own[:4]), *rest]
@@ -80,10 +79,10 @@ class Stage:
         return [urlsplit(replica.url).netloc for replica in self.replicas]
 
     def set_endpoints(self, *, ready: bool = True) -> None:
-        """Set all replicas' pods to ready, or all to not ready. Return when the Service's EndpointSlices show that.
+        """Set all replicas' pods to ready, or all to not ready. Return when the Service's EndpointSlices show this.
 
-        The controller manager writes the endpoints, because the Service's selector matches these pods. To call a
-        webhook, Kubernetes 1.30 reads the Endpoints of its Service, and Kubernetes 1.36 reads the EndpointSlices.
+        The controller manager writes the endpoints, because the Service's selector matches the pods. To call a webhook,
+        Kubernetes 1.30 reads the Endpoints of its Service, and Kubernetes 1.36 reads the EndpointSlices.
         """
         conditions = [{"type": "Ready", "status": str(ready)}]
         status = {"phase": "Running", "podIP": self.host, "podIPs": [{"ip": self.host}], "conditions": conditions}
@@ -99,8 +98,8 @@ class Stage:
     def await_answered(self, namespace: str) -> None:
         """Wait until a pod can be created in ``namespace``.
 
-        Then the API server knows the endpoints of the webhook and trusts their certificate. This method polls, because
-        the API server does not report what its own watches have delivered.
+        Then the API server knows the webhook's endpoints and trusts their certificate. This polls, because the API
+        server does not report what its own watches have delivered.
         """
 
         def rejection() -> str:
@@ -113,7 +112,7 @@ class Stage:
         return [hook["clientConfig"].get("caBundle", "") for hook in found if "service" in hook["clientConfig"]]
 
     def register(self) -> None:
-        """Store both webhook configurations, whose caBundles a rotation adds. Return when they are in effect."""
+        """Store both webhook configurations, to which a rotation adds the caBundles. Return when they are in effect."""
         for kind, name in (("MutatingWebhookConfiguration", "mutate"), ("ValidatingWebhookConfiguration", "validate")):
             guard = f"{self.label}-{name}-{secrets.token_hex(3)}"
             metadata = {"name": CONFIGURATION, "labels": LABELS}
@@ -136,7 +135,7 @@ class Stage:
 
     @contextmanager
     def team(self, quota: QuotaConfigMap) -> Iterator[str]:
-        """Create a namespace with a large quota. Yield it when the webhook reviews its pods. Delete it at the end."""
+        """Create a namespace with a large quota. Yield it once the webhook reviews its pods. Delete it at the end."""
         name = self.cluster.create_namespace(labels={SERVED_BY: self.label})
         try:
             with quota.limited(**{name: {"quota": {"M40": 10_000}}}):
@@ -153,7 +152,7 @@ def staged(
 ) -> Iterator[tuple[Stage, QuotaConfigMap]]:
     """Install a webhook with one replica for each of ``delays``. Yield the stage and its quota ConfigMap.
 
-    ``delays``: each function returns the seconds from a change of the Secret until a replica's mounted files change.
+    ``delays``: each returns the seconds from a change of the Secret until the replica's mounted files change.
     ``kubeconfig``: the kubeconfig of `vcuda-certs`.
     """
     stage = Stage(cluster, f"e2e-{secrets.token_hex(4)}", own_address(), flags, kubeconfig)
@@ -181,9 +180,9 @@ def staged(
 
 @contextmanager
 def unnoticed(stage: Stage, namespace: str) -> Iterator[Outcomes]:
-    """Create pods in ``namespace`` and open connections to the webhook continuously during the ``with`` statement.
+    """During the ``with`` statement, create pods in ``namespace`` and open connections to the webhook all the time.
 
-    After the statement, assert that no create and no connection has failed.
+    At the end, assert that no create and no connection has failed.
     """
     path = PATHS["ValidatingWebhookConfiguration"]
     connects = connecting(stage.cluster, path, stage.addresses, SERVER_NAME)
@@ -194,7 +193,7 @@ def unnoticed(stage: Stage, namespace: str) -> Iterator[Outcomes]:
 
 @contextmanager
 def replica(stage: Stage, directory: Path, delay: Delay, quota: QuotaConfigMap) -> Iterator[WebhookProcess]:
-    """Run one webhook replica. Its certificate directory follows the serving Secret like a mounted volume."""
+    """Run one webhook replica. The directory of its certificate follows the Secret, like a mounted volume."""
     directory.mkdir(parents=True)
     flags = (
         *("--cert-dir", directory, "--kubeconfig", stage.cluster.kubeconfig, "--bind", f"{stage.host}:0"),
@@ -212,7 +211,7 @@ def service() -> Json:
 
 
 def node() -> Json:
-    """Return the node of the webhook replicas' pods. It is unschedulable, so other pods are not placed there."""
+    """Return the node of the webhook replicas' pods. It is unschedulable, so that it gets no other pods."""
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "spec": {"unschedulable": True}}
 
 
@@ -224,7 +223,7 @@ def pod_of(number: int, address: str) -> Json:
 
 
 def clear(stage: Stage) -> None:
-    """Delete the objects of a stage. All stages use the same names, so objects of an earlier stage are deleted too.
+    """Delete the objects of a stage. All stages use the same names, so this includes objects of an earlier stage.
 
     Return when Kubernetes has also deleted the EndpointSlices of the Service.
     """
@@ -237,9 +236,9 @@ def clear(stage: Stage) -> None:
 
 
 def delete_pods(cluster: Cluster, namespace: str, **selector: str) -> None:
-    """Delete the pods with a grace period of 0, at most `PAGE` pods per request.
+    """Delete the pods with a grace period of 0, at most `PAGE` of them per request.
 
-    One request for thousands of pods would exceed the request timeout.
+    A request for thousands of pods would exceed the request timeout.
     """
     deleted = PAGE
     while deleted == PAGE:
@@ -249,7 +248,7 @@ def delete_pods(cluster: Cluster, namespace: str, **selector: str) -> None:
 
 
 def own_address() -> str:
-    """Return an IPv4 address of this machine. The API server accepts no loopback address as an endpoint."""
+    """Return an IPv4 address of this machine other than the loopback address, which cannot be an endpoint."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # connecting a UDP socket sends nothing, but selects a source address
@@ -272,8 +271,8 @@ MODES = {"tls.key": 0o600}
 class Volume:
     """A directory with the files of the Secret at ``path``, like a Secret volume that the kubelet mounts.
 
-    The files follow a change of the Secret after ``delay()`` seconds. As in a Secret volume, all files change in one
-    step, and they stay after the Secret is deleted.
+    The files follow a change of the Secret after ``delay()`` seconds, all in one step. They stay after the Secret is
+    deleted.
     """
 
     def __init__(self, rest: Rest, path: str, directory: Path, delay: Delay) -> None:

@@ -1,4 +1,4 @@
-"""Creates pods with the annotations and labels by which vendors' schedulers record an allocation of cards."""
+"""Creates pods with annotations and labels by which vendors' schedulers record an allocation of cards."""
 
 import time
 from collections.abc import Mapping
@@ -16,13 +16,11 @@ BY_HAND = "by-hand"
 
 @dataclass(frozen=True)
 class Allocated:
-    """A pod whose annotations and labels record an allocation that is made now. Tests check whether it is removed.
+    """A pod whose annotations and labels record an allocation of now. Tests check whether the allocation is removed.
 
-    ``scheme``: the vendor's annotations, labels and resources.
-    ``node``: the node of the allocation; None if it names no node.
-    ``bound``: the node that the pod is bound to; None if it is not bound.
-    ``status``: the phase that the test sets in the pod's status, for example Running; None to set no phase.
-    ``own``: annotations of the pod that do not belong to the allocation.
+    ``scheme``: the vendor's annotations, labels and resources. ``node``: the node of the allocation, or None.
+    ``bound``: the node to which the pod is bound, or None. ``status``: the phase that the test sets in the pod's
+    status, for example Running, or None. ``own``: annotations of the pod that do not belong to the allocation.
     """
 
     name: str
@@ -61,6 +59,6 @@ def await_freed(cluster: Cluster, namespace: str, pod: Allocated) -> Json:
 
 
 def await_removal_event(cluster: Cluster, namespace: str, name: str) -> Json:
-    """Return the only Event that reports the removal of an allocation or lock from the object with this name."""
+    """Return the only Event about the removal of an allocation or lock from the object with this name."""
     [event] = cluster.await_events(namespace, f"involvedObject.name={name},reason={REASON}")
     return event

@@ -26,7 +26,7 @@ eight minutes.
 
 @dataclass
 class Outcomes:
-    """The number of operations that have succeeded so far, and the error of each operation that has failed."""
+    """How many operations have succeeded so far, and the error of each operation that has failed."""
 
     succeeded: int = 0
     failures: list[str] = field(default_factory=list)
@@ -47,7 +47,7 @@ def creating(
 ) -> Iterator[Outcomes]:
     """Create ``pace`` pods per second in ``namespace`` during the ``with`` statement. No create is retried.
 
-    At most four creates run concurrently. So a slow machine may create fewer pods per second.
+    At most four creates run at a time, so a slow machine may create fewer pods.
 
     ``make``: returns the manifest of a pod for its number and namespace; by default `some_with_cards`.
     """
@@ -82,7 +82,7 @@ def plain(number: int, namespace: str) -> Json:
 
 @contextmanager
 def connecting(cluster: Cluster, path: str, addresses: Callable[[], Sequence[str]], name: str) -> Iterator[Outcomes]:
-    """Connect to every address repeatedly during the ``with`` statement, with ``name`` as the expected server name.
+    """Connect to every address again and again during the ``with`` statement, with ``name`` as expected server name.
 
     The connections trust the caBundles of the webhook configuration at ``path``. The API server reuses its connections,
     so only new connections show that every caBundle and certificate match.
@@ -105,7 +105,7 @@ def connecting(cluster: Cluster, path: str, addresses: Callable[[], Sequence[str
 
 
 def ours(configuration: Json, name: str) -> list[Json]:
-    """Return the configuration's webhooks whose Service has the DNS name ``name``, NAME.NAMESPACE.svc."""
+    """Return the webhooks of the configuration whose Service has the DNS name ``name`` (NAME.NAMESPACE.svc)."""
     services = [(hook, hook["clientConfig"].get("service", {})) for hook in configuration["webhooks"]]
     return [hook for hook, service in services if f"{service.get('name')}.{service.get('namespace')}.svc" == name]
 
@@ -113,7 +113,7 @@ def ours(configuration: Json, name: str) -> list[Json]:
 def shake(address: str, bundle: bytes, name: str) -> bytes:
     """Connect to the server at ``address`` by TLS, and return its leaf certificate (DER).
 
-    Raises OSError if the CAs in ``bundle`` did not issue the certificate.
+    Raises OSError if no CA in ``bundle`` issued the certificate.
     """
     context = ssl.create_default_context(cadata=bundle.decode())
     host, _, port = address.rpartition(":")
@@ -126,8 +126,9 @@ def shake(address: str, bundle: bytes, name: str) -> bytes:
 
 @contextmanager
 def in_threads(works: Sequence[Callable[[threading.Event], None]]) -> Iterator[None]:
-    """Run each function in its own thread during the ``with`` statement. Then set the event that makes the functions
-    return, and raise the error of a function that has failed.
+    """Run each function in its own thread during the ``with`` statement.
+
+    Then set the event that makes them return, and raise the error of a function that has failed.
     """
     stop = threading.Event()
     with ThreadPoolExecutor(len(works)) as threads:

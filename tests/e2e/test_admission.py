@@ -1,6 +1,6 @@
 """Tests of pods that users create with kubectl, on a real API server and scheduler.
 
-The webhook pins a pod (limits it to nodes of one GPU model), rejects it, or does not change it.
+The webhook pins a pod (limits it to nodes of one GPU model), rejects it, or leaves it unchanged.
 """
 
 import json
@@ -131,7 +131,7 @@ def test_a_pod_without_vcuda_is_unchanged_in_an_enforced_namespace(
 
 
 def test_forged_allocations_are_removed_and_the_users_own_annotations_kept(cluster: Cluster, team: Team) -> None:
-    """The forged allocation has a predicate-time. gpu-admission never schedules a pod that has this annotation."""
+    """The forged allocation has a predicate-time. With this annotation, gpu-admission never schedules a pod."""
     namespace = team({"quota": {"M40": 1}})
     pod = card_pod("train", namespace)
     pod["metadata"] |= {
@@ -187,7 +187,7 @@ def test_pods_with_generated_names_are_charged_under_the_uid_they_are_stored_wit
 def test_a_manifest_copied_from_a_running_pod_is_admitted_charged_and_scheduled(
     cluster: Cluster, installation: Installation, team: Team
 ) -> None:
-    """The copied manifest still has the nodeName, the uid and the allocation of the first pod."""
+    """The copied manifest still has the nodeName, the uid and the allocation of the pod that it was copied from."""
     namespace = team({"pool": ["public"], "quota": {"M40": 2}})
     cluster.create(card_pod("train", namespace))
     node = cluster.await_bound(namespace)["spec"]["nodeName"]

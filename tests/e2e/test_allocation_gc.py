@@ -1,4 +1,4 @@
-"""The controller removes stale allocations (annotations and labels) from pods, and stale locks from nodes.
+"""Tests that the controller removes stale allocations (annotations and labels) from pods, and stale locks from nodes.
 
 Pods with a valid allocation do not change.
 """
@@ -69,7 +69,7 @@ def nodes(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def collector(installation: Installation, nodes: None) -> Iterator[ControllerProcess]:
-    """A leading controller. A pod's allocation becomes stale if the pod is not bound within `TIMEOUT` seconds."""
+    """A controller that is the leader. An allocation becomes stale if its pod is not bound within `TIMEOUT` seconds."""
     assert nodes is None
     with controlling(installation, "--allocation-timeout", str(TIMEOUT)) as running:
         yield running
@@ -86,7 +86,7 @@ def littered(cluster: Cluster, collector: ControllerProcess) -> Iterator[tuple[s
     cluster.delete_namespace(namespace)
 
 
-# This test is the first one, because the controller of the other tests would remove the allocation.
+# This test must be first, because the controller of the other tests would remove the allocation.
 def test_a_dry_run_reports_and_writes_nothing(cluster: Cluster, installation: Installation, namespace: str) -> None:
     pod = Allocated("stale", GPU_MANAGER, "no-such-node")
     pod.create(cluster, namespace)
@@ -123,7 +123,7 @@ def test_pods_with_a_valid_allocation_are_not_written(cluster: Cluster, littered
 
 
 def as_stored(cluster: Cluster, namespace: str, pods: list[Json]) -> list[Json]:
-    """Return the present metadata of these pods. An unchanged resourceVersion shows that a pod was not written."""
+    """Return the present metadata of these pods. A pod with an unchanged resourceVersion was not written."""
     stored = {found["metadata"]["name"]: found["metadata"] for found in cluster.pods(namespace)}
     return [stored[pod["metadata"]["name"]] for pod in pods]
 
@@ -132,7 +132,7 @@ def as_stored(cluster: Cluster, namespace: str, pods: list[Json]) -> list[Json]:
 def test_a_pod_that_gpu_admission_always_rejects_is_cleared_and_scheduled(
     cluster: Cluster, control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    """The pod has the annotations of gpu-admission, but no node. gpu-admission rejects it ("had been predicated!")."""
+    """The pod has gpu-admission's annotations but no node, so gpu-admission rejects it ("had been predicated!")."""
     pod = Allocated("stranded", GPU_MANAGER, NODE, own={"a/b": "stays"}, scheduler=PREDICATING)
     with extended_scheduler(control_plane, tmp_path, PREDICATING, predicate):
         pod.create(cluster, namespace)

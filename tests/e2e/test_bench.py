@@ -1,4 +1,4 @@
-"""The commands of `python -m bench` with a control plane run once, for a fraction of a second."""
+"""Tests that run the commands of `python -m bench` with a control plane, for a fraction of a second each."""
 
 import json
 import os

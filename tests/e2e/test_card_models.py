@@ -1,7 +1,7 @@
 """Tests of models that the key `gpu_models` of the quota ConfigMap defines by patterns of GPU product names.
 
-A device of a shared (time-sliced) card is charged as a fraction of a card. The webhook limits a claim to its model even
-before a node has the model.
+A device of a shared (time-sliced) card is charged a part of a card. A claim is limited to its model even before a node
+has the model.
 """
 
 import json
@@ -49,16 +49,16 @@ def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def worth(installation: Installation, cards: str) -> Installation:
     """Return the installation with another value of a shared device, in cards.
 
-    The next write of its quota stores this value in the ConfigMap.
+    The next write of the quota stores this value.
     """
     return replace(installation, quota=replace(installation.quota, further={"gpu_models": ROWS % cards}))
 
 
 @pytest.fixture
 def shared_node(create_node: Callable[..., str]) -> str:
-    """A node with one card, which NVIDIA's device plugin offers as four devices by time slicing.
+    """A node with one card, which NVIDIA's device plugin offers as four devices (time slicing).
 
-    The model label of the node is the product name of the card.
+    The node's model label is the product name of the card.
     """
     return create_node("shared", labels={MODEL: SHARED}, capacity={GPU: "4"})
 
@@ -88,7 +88,7 @@ def test_a_shared_card_admits_as_many_pods_as_it_is_split_into(
 def test_the_nodes_of_a_model_are_all_used_whatever_spelling_of_its_product_is_their_label(
     cluster: Cluster, own: Installation, create_node: Callable[..., str]
 ) -> None:
-    """Two nodes were labelled before `gpu_models` had a row for the model. One team chooses the model by its name."""
+    """Two nodes got their labels before `gpu_models` had a row for the model. One team uses the name of the row."""
     for label in ("NVIDIA-Tesla-V100-SXM2-16GB", "Tesla-V100-SXM2-16GB", "V100"):
         create_node(label.lower(), labels={MODEL: label}, capacity={GPU: "1"})
     with limited_team(own, {"quota": {"V100": 3}}) as team:
@@ -107,7 +107,7 @@ def test_the_nodes_of_a_model_are_all_used_whatever_spelling_of_its_product_is_t
 def test_a_resource_that_a_device_class_also_uses_is_charged_as_a_whole_card(
     cluster: Cluster, own: Installation
 ) -> None:
-    """While the DeviceClass exists, the pods that are already stored are charged whole cards too."""
+    """While the DeviceClass exists, pods that are stored already are also charged whole cards."""
     if not has_extended_resources(cluster):
         pytest.skip(f"Kubernetes 1.{cluster.control_plane.minor} creates no claims for extended resources")
     with limited_team(own, {"quota": {"A100-shared": 1}}) as team:
@@ -125,7 +125,7 @@ def test_a_resource_that_a_device_class_also_uses_is_charged_as_a_whole_card(
 def test_a_claim_for_a_model_without_a_node_is_charged_and_allocated_when_a_node_joins(
     cluster: Cluster, own: Installation, create_node: Callable[..., str]
 ) -> None:
-    """The webhook limits the claim to the product patterns that `gpu_models` has for the model."""
+    """The webhook limits the claim to the patterns of products that `gpu_models` has for the model."""
     require_dra(cluster)
     nodes = {model: Published(NVIDIA, f"{model.lower()}-later", [card(0, model)]) for model in ("H100", "A100")}
     with published(cluster), limited_team(own, {"quota": {"A100": 1}}) as team, ExitStack() as teardown:

@@ -1,4 +1,4 @@
-"""Checks that the quota stays exact under load, while programs crash or pause, calls are lost, and tenants attack."""
+"""Tests that the quota stays exact under load, while programs crash or pause, calls are lost, and tenants attack."""
 
 import gc
 import logging
@@ -143,13 +143,13 @@ def own_cluster(own_plane: ControlPlane) -> Iterator[Cluster]:
 
 
 @pytest.mark.chaos
-# If the API server is killed during a TLS handshake, urllib3 leaves the socket open. So this warning is expected.
+# This warning is expected: urllib3 leaves a socket open if the API server is killed during a TLS handshake.
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 @pytest.mark.timeout(SECONDS * 1.2 + CREATES / MIN_RATE + 600)
 def test_the_quota_is_exact_despite_faults_and_attacks(
     own_plane: ControlPlane, own_cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """64 callers and 14 attackers act concurrently, while a fault occurs about every second. No quota is ever exceeded.
+    """64 callers and 14 attackers act at once, and a fault occurs about every second. No quota is ever exceeded.
 
     At the end the test deletes all objects, and new pods can use exactly the quota. In the roomy namespace the replicas
     admit pods from reservations. In the other namespaces they write each charge.
@@ -171,7 +171,7 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
             many = [partial(callers.call, number) for number in range(CALLERS)]
             with in_threads([*samples, *siege.attackers(), *many]):
                 havoc.wreak(lambda seconds: seconds >= SECONDS and callers.creates >= CREATES)
-            # Faults have edited the quota. Write the original quota, and wait until each running replica uses it.
+            # Faults have edited the quota. Store the original quota again, and wait until each running replica uses it.
             replace(own.quota, readers=[victim.current() for victim in victims]).limit_anew(**havoc.entries)
             await_recounted(own, stage.managers, teams)
             with ThreadPoolExecutor(FILLERS) as threads:
@@ -199,8 +199,8 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
         assert sum(figures.grants.values()) > GRANTED_PART * stored
         assert bool(callers.claim_counts[STORED] and listing.claims and watching.claims) is claiming
         assert {name for name, count in havoc.done.items() if count and name} == havoc.faults
-        # If the test has only one cycle, a fault may delete the ledger before the leader removes the reservation of an
-        # ended replica.
+        # With only one cycle, a fault may delete the ledger before the leader removes the reservation of an ended
+        # replica.
         assert reaped or CYCLES == 1
         assert stage.losses.lost
         assert stage.losses.late
@@ -215,10 +215,9 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
 class Stage:
     """The running system of the chaos test.
 
-    ``own``: the webhook installation with the replicas that were started first.
-    ``victims``: the replicas to kill or suspend. One uses a proxy with ``losses``, and the last one uses ``clock``.
-    ``groups``: the groups of namespaces. The first namespace of each group is the roomy one.
-    ``teams``: for each namespace, its limits in cores by model.
+    ``own``: the installation with the replicas that were started first. ``victims``: the replicas to kill or suspend.
+    One uses a proxy with ``losses``, and the last one uses ``clock``. ``groups``: the groups of namespaces, each of
+    which begins with a roomy one (with a large quota). ``teams``: for each namespace, its limits in cores by model.
     """
 
     planes: tuple[ControlPlane, ControlPlane]
@@ -261,8 +260,8 @@ def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[S
         own.quota.limit(**{"*": {"quota": {"M40": 1}}})  # namespaces that do not exist have a limit too
         stack.enter_context(registered(own))
         slow = stack.enter_context(policy(certificates, WEBHOOK_TIMEOUT))
-        # The other API server reads webhook configurations by a watch, in the order of their creation. When it calls
-        # the slow webhook, which is registered last, it also calls the webhooks of this project.
+        # The other API server gets webhook configurations by a watch, in the order of their creation. When it calls the
+        # slow webhook, whose configuration is last, it also calls our webhooks.
         stack.enter_context(other.register_webhooks(validating=[slow]))
         leading = (*storable, "--max-terminating-seconds", str(MAX_TERMINATING), "--lease-seconds", "8")
         both = (cluster.kubeconfig, other.kubeconfig)
@@ -270,7 +269,7 @@ def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[S
         managers = stack.enter_context(controllers(managing))
         prepare(cluster, [group[-1] for group in groups])
         # A first pod in each roomy namespace creates the ledger before the faults begin. If a replica were killed
-        # during the creation, the ledger would count as lost for a while.
+        # meanwhile, the ledger would count as lost for a while.
         for roomy in dict.fromkeys(group[0] for group in groups):
             cluster.create(gpu_pod("first", roomy, HALF))
         planes, rests = (plane, other_plane), (cluster.rest, other.rest)
@@ -278,7 +277,7 @@ def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[S
 
 
 def grouped(own: Installation, stack: ExitStack) -> Iterator[list[str]]:
-    """Create the namespaces of one cycle, and yield them in groups. Each group begins with the roomy namespace."""
+    """Create the namespaces of one cycle, and yield them in groups. Each group begins with a roomy namespace."""
     roomy = stack.enter_context(own.team({"quota": ROOMY}))
     for _ in range(STAYS):
         yield [roomy, *(stack.enter_context(own.team({"quota": quota})) for quota in QUOTAS)]
@@ -299,7 +298,7 @@ def in_cores(quota: Mapping[str, float]) -> dict[str, int]:
 
 @contextmanager
 def observed(cluster: Cluster, observers: tuple[Observer, Observer]) -> Iterator[None]:
-    """Run both observers during the ``with`` statement. The first one uses LISTs, and the second one uses watches."""
+    """Run both observers during the ``with`` statement. One uses LISTs, and the other one uses watches."""
     listing, watching = observers
     with (
         closing(Cluster(cluster.control_plane)) as admin,
@@ -329,9 +328,9 @@ def await_recounted(own: Installation, managers: Controllers, teams: Mapping[str
 
 
 def released(own: Installation, namespace: str) -> bool:
-    """Delete all objects in the namespace, and return whether its ledger is empty.
+    """Delete all objects in the namespace, and return whether its ledger is then empty.
 
-    If the ledger is missing, return False, and create a pod so that a replica recreates the ledger.
+    If the ledger is missing, create a pod so that a replica recreates the ledger, and return False.
     """
     rest = own.cluster.rest
     if rest.send("GET", ledger_path(namespace)).status == HTTPStatus.NOT_FOUND:
@@ -346,7 +345,7 @@ def released(own: Installation, namespace: str) -> bool:
 
 
 def fill(cluster: Cluster, namespace: str, quota: Mapping[str, int]) -> Counter[str]:
-    """Create pods and small claims, from large to small, until the quota is used up. Return the used cores by model."""
+    """Create pods and small claims, large ones first, until the quota is used up. Return the used cores by model."""
     claiming = served(cluster)
     for cores in (800, 100, 50):
         limits = {"tencent.com/vcuda-core": cores} if cores >= 100 else HALF
@@ -365,14 +364,14 @@ def fill(cluster: Cluster, namespace: str, quota: Mapping[str, int]) -> Counter[
 def decided(cluster: Cluster, made: Json) -> Answer | None:
     """Create the object, and return the answer if it is final: stored, or rejected because of the quota.
 
-    Return None after any other answer, for example because other replicas hold reservations.
+    Otherwise return None, for example if other replicas hold reservations.
     """
     answer = cluster.try_create(made)
     return answer if reason(answer) in (STORED, OVER_QUOTA) and not answer.may_pass_soon else None
 
 
 def report(callers: Callers, havoc: Havoc, observers: tuple[Observer, Observer], siege: Siege) -> None:
-    """Print the counts of the test. pytest shows them with `-s`, or in the report of a failure."""
+    """Print the counts of the test. pytest shows them with the flag `-s`, or in the report of a failure."""
     print(f"\n{callers.creates} creations by {CALLERS} callers: {counted(callers.counts)}")
     print(f"of claims: {counted(callers.claim_counts)}")
     print(f"faults: {counted(havoc.done)}")

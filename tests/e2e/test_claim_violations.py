@@ -1,6 +1,6 @@
-"""The controller reports and charges claims that bypassed the webhook, and allocated devices of a model not charged.
+"""Tests of claims that bypassed the webhook, and of devices of another model than charged.
 
-The real scheduler allocates the devices. Most tests register no webhook, so their claims bypass it.
+The controller reports and charges them. The real scheduler allocates the devices. Most tests have no webhook.
 """
 
 from collections.abc import Iterator
@@ -52,14 +52,14 @@ def controller(installation: Installation, account: Cluster) -> Iterator[Control
 
 
 def of(model: str, **fields: str) -> Json:
-    """Return a claim's request for cards of this model, with a CEL selector as a user would write it."""
+    """Return a claim's request for cards of this model, with a CEL selector as users write it."""
     expression = f'device.attributes["{NVIDIA}"].productName == "{PRODUCTS[model]}"'
     found = request(NVIDIA, selectors=[{"cel": {"expression": expression}}])
     return {**found, "exactly": {**found["exactly"], **fields}}
 
 
 def told(cluster: Cluster, team: str, reason: str, name: str = "") -> Json:
-    """Wait for an Event with this reason on a claim whose name begins with ``name``, and return it."""
+    """Wait for an Event with this reason about a claim whose name begins with ``name``, and return it."""
 
     def about(event: Json) -> bool:
         return bool(event["involvedObject"]["name"].startswith(name))
@@ -105,7 +105,7 @@ def test_claims_of_a_template_and_for_all_devices_that_bypassed_the_webhook_exce
 def test_a_device_of_another_model_than_was_charged_is_reported_and_charged(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """After the allocation, the driver publishes another model for the card of the claim."""
+    """After the allocation, the driver publishes another model for the card that the claim got."""
     with limited_team(installation, {"quota": {"A100": 2, "H100": 1}}) as team:
         with registered(installation):
             cluster.create(claim(team, "gpu", of("A100")))

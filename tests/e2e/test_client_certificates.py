@@ -1,4 +1,4 @@
-"""The API server presents to webhooks the client certificate that `vcuda-certs client` issues.
+"""Tests that the API server presents the client certificate of `vcuda-certs client` to webhooks.
 
 The webhook rejects no call while the certificate is replaced.
 """
@@ -44,7 +44,7 @@ REREAD_SECONDS = 400
 
 
 class Presenting:
-    """A cluster whose API server presents the client certificate in ``directory`` to webhooks at ``address``.
+    """A cluster whose API server presents the client certificate in ``directory`` to the webhooks at ``address``.
 
     ``client_ca``: the file of the CAs that the webhook trusts.
     """
@@ -60,7 +60,7 @@ class Presenting:
         self.created = 0
 
     def rotate(self, *arguments: str) -> str:
-        """Rotate the client certificate, and update ``client_ca`` as the kubelet does."""
+        """Rotate the client certificate, and write the new CAs to ``client_ca``, as the kubelet does."""
         told = certs(self.account, "rotate", "--overlap", "1s", "--retention", "1s", "--timeout", "30s", *arguments)
         new = self.client_ca.with_suffix(".new")
         new.write_text(self.cluster.rest.get(CLIENT_CAS)["data"]["ca.crt"])
@@ -72,7 +72,7 @@ class Presenting:
         certs(self.cluster, "files", "--dir", str(self.directory), "--server", self.address, "--write")
 
     def install_expired(self) -> None:
-        """Install an expired client certificate of the present CA as the certificate that the API server presents."""
+        """Install an expired client certificate of the present CA, for the API server to present."""
         secret = self.cluster.rest.get(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/vcuda-client-ca")["data"]
         certificate, key = (base64.b64decode(secret[key]) for key in ("ca.crt", "ca.key"))
         authority = read_authority(certificate, key, "the CA")
@@ -109,7 +109,7 @@ class Presenting:
         return self.cluster.try_create(plain(self.created, self.namespace)).message
 
     def installed(self) -> float:
-        """Return the end of the validity of the installed client certificate, in Unix seconds."""
+        """Return when the installed client certificate expires, in Unix seconds."""
         certificate = x509.load_pem_x509_certificate((self.directory / "tls.crt").read_bytes())
         return certificate.not_valid_after_utc.timestamp()
 
@@ -125,7 +125,7 @@ def certs(cluster: Cluster, name: str, *arguments: str) -> str:
 def presenting(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Presenting]:
     """A cluster whose API server presents a client certificate, installed as in docs/operations.md.
 
-    The account that rotates the client certificate has only the rights of the manifests.
+    The account that rotates the certificate has only the rights in the manifests.
     """
     base, [port] = tmp_path_factory.mktemp("client"), free_ports(1)
     directory = base / "files"
@@ -149,7 +149,7 @@ def presenting(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def guarded(presenting: Presenting) -> Iterator[WebhookProcess]:
-    """Run our webhook, and register it for pods. It only accepts callers with the API server's client certificate."""
+    """Run our webhook, and register it for pods. It only accepts callers with the API server's certificate."""
     ours = ("--cert-dir", presenting.certificates, "--kubeconfig", presenting.cluster.kubeconfig)
     theirs = ("--client-ca", presenting.client_ca, "--client-name", "vcuda-quota-apiserver")
     flags = (*ours, *theirs, "--bind", presenting.address, "--system-namespace", SYSTEM_NAMESPACE)
@@ -165,7 +165,7 @@ def guarded(presenting: Presenting) -> Iterator[WebhookProcess]:
 
 
 def presented(presenting: Presenting, guarded: WebhookProcess) -> float:
-    """Create a pod, which must be admitted. Return the end of the client certificate of the newest connection."""
+    """Create a pod, which must be admitted. Return when the client certificate of the newest connection expires."""
     assert presenting.rejection() == ""
     return guarded.metric("vcuda_client_certificate_expiry_seconds")
 
@@ -181,7 +181,7 @@ def rotated(presenting: Presenting, guarded: WebhookProcess, *arguments: str) ->
 def test_no_call_is_rejected_while_the_client_certificate_and_its_ca_are_replaced(
     presenting: Presenting, guarded: WebhookProcess
 ) -> None:
-    """`vcuda-certs client rotate --installed` removes the old CA, so that the webhook rejects the old certificate."""
+    """`vcuda-certs client rotate --installed` removes the old CA, so the webhook then rejects the old certificate."""
     old, [ca] = presented(presenting, guarded), presenting.authorities()
     assert old == presenting.installed()
     time.sleep(1.1)  # certificates have times in whole seconds, so wait for a later second
@@ -205,9 +205,10 @@ def test_no_call_is_rejected_while_the_client_certificate_and_its_ca_are_replace
 def test_the_api_server_reads_a_new_client_certificate_by_itself(
     presenting: Presenting, guarded: WebhookProcess
 ) -> None:
-    """When the API server reads its new certificate, it closes the connections that use an older one. Only a call in
-    progress may fail. The API server also reads the files for each new connection. So this test uses one connection
-    until the API server closes it.
+    """When the API server reads its new certificate, it closes connections with an older one.
+
+    Only a call in progress may fail. The API server also reads the files for each new connection, so this test uses one
+    connection until it is closed.
     """
     old = presented(presenting, guarded)
     time.sleep(1.1)  # the new certificate must be issued in a later second than the old one
@@ -215,7 +216,7 @@ def test_the_api_server_reads_a_new_client_certificate_by_itself(
     presenting.install()
 
     def is_new() -> bool:
-        # Between two calls the test waits one second. A pause of 90 s would make the API server close the connection.
+        # The test waits one second between two calls. After a pause of 90 s, the API server would close the connection.
         time.sleep(1)
         rejection = presenting.rejection()
         assert rejection == "" or "use of closed network connection" in rejection
@@ -256,7 +257,7 @@ def test_an_edit_of_the_quota_that_the_api_server_sends_is_compared_with_the_clu
 def test_an_expired_client_certificate_on_an_api_servers_machine_is_replaced_as_operations_says(
     presenting: Presenting, guarded: WebhookProcess
 ) -> None:
-    """The certificate in the Secret is valid, but nobody copied it to the machine of the API server."""
+    """The certificate in the Secret is valid, but nobody has copied it to the API server's machine."""
     presenting.install_expired()
     presenting.restart()
     assert "failed calling webhook" in presenting.rejection()

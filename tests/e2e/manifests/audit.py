@@ -1,4 +1,4 @@
-"""Compares the requests in the API server's audit log with the RBAC rules of the accounts that sent them."""
+"""Compares the requests in the API server's audit log with the RBAC rules of the accounts that sent these requests."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from tests.e2e.cluster import Json
 class Asked:
     """A kind of request to the API server.
 
-    ``namespace`` is empty for all namespaces, and ``name`` is empty for all objects.
+    An empty ``namespace`` means all namespaces, and an empty ``name`` all objects.
     """
 
     verb: str
@@ -55,13 +55,13 @@ class Permission:
 
 @dataclass(frozen=True)
 class AuditLog:
-    """The API server's audit log, of level Metadata, in ``file`` from byte ``start`` on."""
+    """The audit log of the API server, at level Metadata: the part of ``file`` from byte ``start`` on."""
 
     file: Path
     start: int
 
     def requests(self, user: str) -> set[Asked]:
-        """Return every kind of request that ``user`` sent and that RBAC permitted, even if the request failed."""
+        """Return every kind of request that ``user`` sent and RBAC permitted, including requests that failed."""
         return {asked_in(event) for event in self._events() if event["user"]["username"] == user and was_allowed(event)}
 
     def rejected(self, user: str) -> set[Asked]:
@@ -86,7 +86,7 @@ def asked_in(event: Json) -> Asked:
 
 
 def permissions(objects: Sequence[Json], account: str) -> list[Permission]:
-    """Return every RBAC rule that the manifests bind to this ServiceAccount, except rules of Kubernetes' own roles."""
+    """Return every RBAC rule that the manifests bind to this ServiceAccount. Kubernetes' own roles are left out."""
     roles = {
         (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each["rules"]
         for each in objects
@@ -102,7 +102,7 @@ def bindings(objects: Sequence[Json]) -> list[Json]:
 
 
 def spare(permission: Permission, requests: set[Asked], rules: Sequence[Permission]) -> set[tuple[str, str]]:
-    """Return the pairs (verb, resource) of the rule for which no request needs this rule.
+    """Return the pairs (verb, resource) of the rule that no request needs.
 
     A request does not need the rule if another of the ``rules`` of the same account permits the request.
     """

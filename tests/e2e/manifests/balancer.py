@@ -1,4 +1,4 @@
-"""Acts as kube-proxy for a Service. It accepts connections at one address, and forwards each to one of the endpoints.
+"""Acts as kube-proxy for a Service: accepts connections at one address, and forwards each to an endpoint.
 
 A connection stays with its endpoint, even if the endpoint is removed.
 """
@@ -29,7 +29,7 @@ class Balancer:
             self._endpoints.append(port)
 
     def remove(self, port: int) -> None:
-        """Remove this port, so that new connections use the other endpoints. An unknown port is ignored."""
+        """Remove this port from the endpoints. Only new connections are affected. An unknown port is ignored."""
         with self._changed:
             self._endpoints = [each for each in self._endpoints if each != port]
 
@@ -63,7 +63,7 @@ class Balancer:
             self._hand_over(client)
 
     def _hand_over(self, client: socket.socket) -> None:
-        """Forward a client's connection to the next endpoint. Close it if there is no endpoint or this one is down."""
+        """Forward a client's connection to the next endpoint. Close it if there is no endpoint, or if it is down."""
         endpoints = self.endpoints()
         try:
             if not endpoints:

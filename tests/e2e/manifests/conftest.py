@@ -39,7 +39,7 @@ def audit_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def audit_log(audit_file: Path) -> AuditLog:
-    """The part of the API server's audit log that the tests of this module cause.
+    """The part of the API server's audit log from the tests of this module.
 
     Other modules use the same accounts, and some cause rejected requests: they remove roles while the programs run.
     """
@@ -53,7 +53,7 @@ def plane(assets: Path | None, audit_file: Path, tmp_path_factory: pytest.TempPa
     policy.write_text(json.dumps(POLICY))
     flags = (
         *(f"--audit-policy-file={policy}", f"--audit-log-path={audit_file}", "--audit-log-mode=blocking"),
-        # This flag makes the API server call a Service by its DNS name, which can resolve to this machine.
+        # With this flag, the API server calls a Service by its DNS name, which can resolve to this machine.
         "--enable-aggregator-routing=false",
     )
     settings = Settings(apiserver_flags=flags, own_identities=True)

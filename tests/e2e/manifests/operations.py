@@ -1,4 +1,4 @@
-"""Runs the commands in the pages of docs/, exactly as they are written there, against an installed system."""
+"""Runs the commands in the pages of docs/, exactly as they are there, against an installed system."""
 
 import os
 import re
@@ -24,7 +24,7 @@ REGISTERED = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
 
 
 def commands(heading: str) -> list[str]:
-    """Return the shell code blocks of the section with this heading in docs/, without those of its subsections."""
+    """Return the shell code blocks of the docs' section with this heading, without those of its subsections."""
     pages = (page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
     found = [re.split(rf"^##+ {heading}\n", page, flags=re.MULTILINE)[1:] for page in pages]
     [section] = [section for sections in found for section in sections]
@@ -33,14 +33,14 @@ def commands(heading: str) -> list[str]:
 
 
 def run(system: System, script: str) -> str:
-    """Run commands of docs/ in a shell, and return the output. They use the applied directory or chart."""
+    """Run commands of docs/ in a shell, and return the output. They use the directory or chart that was applied."""
     done = _typed(system, script)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 def apply_again(system: System) -> None:
-    """Run the page's command for the tool that has installed the system."""
+    """Run the page's command that applies the system again, by the tool that installed it."""
     with_helm, with_kustomize = commands("Apply the manifests again")
     run(system, with_helm if system.chart else with_kustomize)
 
@@ -71,7 +71,7 @@ def _typed(system: System, script: str) -> subprocess.CompletedProcess[str]:
 
 
 def limit(admin: Cluster) -> None:
-    """Create the namespace `TEAM`, apply the example quota as in the README, and wait until its limits are enforced."""
+    """Create the namespace `TEAM`, apply the README's example quota, and wait until its limits are enforced."""
     admin.create_namespace(TEAM)
     await_enforced(admin, TEAM, enforced=False)
     admin.kubectl("apply", "-f", str(EXAMPLE))
@@ -99,8 +99,8 @@ def installed(
     ``program``: the command of the controller, without its arguments.
     """
     directory.mkdir()
-    # `kubectl apply` would keep some objects of the previous installation, so delete them: the webhooks with their old
-    # CA, and the roles of components that this installation does not have.
+    # `kubectl apply` would keep some objects of the previous installation: the webhooks with their old CA, and the
+    # roles of components that this installation does not have. So delete these objects.
     admin.kubectl(
         "delete", f"{REGISTERED},clusterrolebindings,clusterroles", "-l", "app.kubernetes.io/part-of=vcuda-quota"
     )

@@ -1,4 +1,4 @@
-"""The accounts and pods with which the tests of the policies send requests."""
+"""The accounts and pods with which the tests of the policies send their requests."""
 
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import SYSTEM_NAMESPACE

@@ -20,8 +20,8 @@ from tools.control_plane import Settings, running_control_plane
 
 @contextmanager
 def empty_cluster(assets: Path | None, directory: Path) -> Iterator[Cluster]:
-    """Run a control plane without objects of ours. Helm does not adopt objects that it did not create."""
-    # This flag makes the API server call a Service by its DNS name, which can resolve to this machine.
+    """Run a control plane without objects of ours, because Helm does not adopt objects that it did not create."""
+    # With this flag, the API server calls a Service by its DNS name, which can resolve to this machine.
     settings = Settings(apiserver_flags=("--enable-aggregator-routing=false",), own_identities=True)
     with running_control_plane(assets, directory, settings) as plane, administering(plane) as cluster:
         yield cluster

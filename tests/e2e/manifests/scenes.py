@@ -1,4 +1,4 @@
-"""Scenes are steps of a test. Together they need all RBAC rights of the controller, and no scene is redundant."""
+"""Steps of a test, called scenes. Together they need all RBAC rights of the controller, and no scene is redundant."""
 
 import time
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def quota_of(cluster: Cluster, webhook: WebhookProcess) -> QuotaConfigMap:
 
 @contextmanager
 def limited(cluster: Cluster, quota: QuotaConfigMap, entry: Json) -> Iterator[str]:
-    """Create a namespace that has this quota entry during the ``with`` statement, and delete the namespace afterwards.
+    """Limit a new namespace by this quota entry during the ``with`` statement, and then delete the namespace.
 
     The entry is added only after the controller has labelled the namespace as exempt.
     """
@@ -56,10 +56,10 @@ def limited(cluster: Cluster, quota: QuotaConfigMap, entry: Json) -> Iterator[st
 
 
 def a_namespace_is_led_through_its_life(cluster: Cluster, quota: QuotaConfigMap) -> None:
-    """The controller does its work for a namespace, from the first label to the removal of the ledger.
+    """The controller does all its work for a namespace, from the first label to the deletion of the ledger.
 
     It labels the namespace, and recounts the ledger after a pod was charged. It releases a charge whose pod was never
-    stored, and publishes the usage. At last it removes the ledger and the usage.
+    stored, and publishes the usage. At last it deletes the ledger and the usage report.
     """
     with limited(cluster, quota, {"quota": {"M40": 2}}) as namespace:
         cluster.create(card_pod("train", namespace))
@@ -79,8 +79,7 @@ def pending(ledger: Json) -> bool:
 def a_pod_from_before_the_quota_is_told_that_it_is_not_counted(cluster: Cluster, quota: QuotaConfigMap) -> None:
     """A quota is added to a namespace that already has two pods: one runs on a node, and the other has no node.
 
-    The running pod is counted, so a ledger is written for the namespace. An Event reports that the waiting pod is not
-    counted.
+    The running pod is counted, so the namespace gets a ledger. An Event reports that the waiting pod is not counted.
     """
     namespace = cluster.create_namespace()
     cluster.create(with_spec(card_pod("runs", namespace), nodeName=NODE))
@@ -114,9 +113,9 @@ def every_kind_of_workload_tries_again(cluster: Cluster, plane: ControlPlane, qu
 
 
 def a_malformed_quota_is_reported(cluster: Cluster, quota: QuotaConfigMap) -> None:
-    """Each part of the system that reads the quota reports a malformed quota by an Event.
+    """Each part of the system that reads a malformed quota reports it by an Event.
 
-    The ConfigMap has no label here, so /quota does not check the edit.
+    Here the ConfigMap has no label, so /quota does not check the edit.
     """
     good = quota.document()
     cluster.rest.merge_patch(quota.path, {"metadata": {"labels": None}})
@@ -129,7 +128,7 @@ def a_malformed_quota_is_reported(cluster: Cluster, quota: QuotaConfigMap) -> No
 def a_damaged_journal_is_made_anew_once_it_is_deleted_and_goes_with_its_node(
     cluster: Cluster, controller: ControllerProcess
 ) -> None:
-    """A node's journal, the ConfigMap with the extender's placements on this node, is damaged.
+    """A node's journal is damaged. It is the ConfigMap with the extender's placements on the node.
 
     The controller recreates the journal after its deletion, and deletes the journal with its node. The caller must have
     called `damage_a_journal` before this controller became the leader.
@@ -179,9 +178,9 @@ def place(cluster: Cluster, namespace: str, name: str) -> Json:
 
 
 def a_pod_beyond_a_lowered_quota_is_evicted(cluster: Cluster, quota: QuotaConfigMap) -> None:
-    """A quota is lowered, so that only one of two pods fits. The controller evicts the newer pod.
+    """The quota is lowered, so that only one of two pods fits. The controller evicts the newer pod.
 
-    No kubelet runs here, so the evicted pod stays in the state Terminating.
+    No kubelet runs here, so the evicted pod stays terminating.
     """
     with limited(cluster, quota, {"quota": {"M40": 2}}) as namespace:
         for name in ("a-older", "b-newer"):
@@ -207,7 +206,7 @@ def the_extenders_certificate_is_renewed(system: System) -> None:
 def the_schedulers_certificate_is_renewed(system: System) -> None:
     """The scheduler's certificate and its CA are replaced, as after a leak of the key.
 
-    The extender first trusts both CAs, the new and the old. At the end it trusts only the new CA.
+    The extender trusts both the old and the new CA at first, and only the new CA at the end.
     """
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     spans = {"overlap": "1s", "retention": "1s", "timeout": "20s"}

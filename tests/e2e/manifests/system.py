@@ -58,9 +58,8 @@ LEFT_BEHIND = (
 class System:
     """The system whose manifests are applied to a cluster. A test starts each of its programs separately.
 
-    ``balancer``: acts as the webhook's Service.
-    ``directory``: the directory for certificates and other files of the programs.
-    ``chart``: the chart, if Helm has applied the manifests. ``helm``: the name of the program.
+    ``balancer``: acts as the webhook's Service. ``directory``: for certificates and other files of the programs.
+    ``chart``: the chart, if Helm has applied the manifests. ``helm``: the name of the program helm.
     """
 
     cluster: Cluster
@@ -91,7 +90,7 @@ class System:
         return self._run(command_of(job, changed))
 
     def certs(self, command: str, **flags: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of vcuda-certs as an administrator, with the flags of Job `CERTIFICATES` except --timeout."""
+        """Run a command of vcuda-certs as an administrator, with Job `CERTIFICATES`' flags except --timeout."""
         job = self.workload("Job", CERTIFICATES)
         changed: dict[str, str | Path] = {f"--{name}": value for name, value in flags.items()}
         [program, _, *names] = command_of(job, {**changed, "--kubeconfig": self.cluster.kubeconfig})
@@ -103,7 +102,7 @@ class System:
         )
 
     def webhook(self) -> WebhookProcess:
-        """Run a replica of the webhook, without making it an endpoint of the Service."""
+        """Run a replica of the webhook. The Service does not route to it yet."""
         deployment = self.workload("Deployment", "vcuda-webhook")
         certificates = self.directory / "certificates"
         mount_secret(self.cluster, deployment, certificates)
@@ -175,7 +174,7 @@ class System:
         return config
 
     def node_agent(self) -> NodeProcess:
-        """Create the pod of the node agent on the node `NODE`, and run the agent with directories of this test."""
+        """Create the node agent's pod on the node `NODE`, and run the agent with directories of this test."""
         daemon_set = self.workload("DaemonSet", "vcuda-node-gpu-manager")
         kubelet_pods, root = self.directory / "kubelet-pods", self.directory / "vm"
         for each in (kubelet_pods, root):
@@ -202,12 +201,12 @@ class System:
     def serving(self, replicas: int) -> Iterator[list[WebhookProcess]]:
         """Issue all first certificates, run replicas of the webhook, and register the webhooks.
 
-        At the beginning of the ``with`` statement, the replicas are ready and are endpoints of the Service.
+        When the ``with`` statement begins, the replicas are ready, and the Service routes to them.
         """
         for job in (each for each in self.objects if each["kind"] == "Job"):
             name = job["metadata"]["name"]
-            # No replica answers yet, so the Job `CERTIFICATES` must not wait for a replica. No process has loaded a CA
-            # of client certificates yet, so the old and the new CA need to overlap for only one second.
+            # No replica answers yet, so the Job `CERTIFICATES` must not wait for one. No process has loaded a CA of
+            # client certificates yet, so both CAs need to be trusted for only one second.
             changed = {"overlap": "1s"} if name.startswith((SCHEDULER, CLIENT)) else {}
             done = self.rotate(name, **({"timeout": "0s"} if name == CERTIFICATES else changed))
             assert done.returncode == 0, done.stdout + done.stderr
@@ -221,7 +220,7 @@ class System:
             yield processes
 
     def renew(self) -> subprocess.CompletedProcess[str]:
-        """Run the Job `CERTIFICATES` again. Afterwards the replicas may still serve the earlier certificate."""
+        """Run the Job `CERTIFICATES` again. The replicas may still serve the earlier certificate after that."""
         # The webhook's Service is of type ExternalName and has no endpoints, so the Job gets the balancer's address.
         done = self.rotate(timeout="60s", endpoint=f"127.0.0.1:{self.balancer.port}")
         assert done.returncode == 0, done.stdout + done.stderr
@@ -248,7 +247,7 @@ def port_of(process: WebhookProcess) -> int:
 
 @contextmanager
 def applied(cluster: Cluster, directory: Path, *components: str) -> Iterator[System]:
-    """Remove the objects of an earlier system, and apply manifests/base with these components."""
+    """Delete the objects of an earlier system, and apply manifests/base with these components."""
     remove_left_behind(cluster)
     with balancing() as balancer:
         kustomization = reachable(directory, components, balancer.port)
@@ -267,7 +266,7 @@ TIMEOUT = 120
 
 
 def reachable(directory: Path, components: Sequence[str], port: int) -> Path:
-    """Write a kustomization of the base and these components. The API server calls its webhooks at ``port`` of this
+    """Write a kustomization of the base and these components. The API server calls its webhooks at a ``port`` of this
     machine.
 
     For this, the webhook's Service is of type ExternalName. The API server still expects a certificate for
@@ -301,9 +300,8 @@ def apply(cluster: Cluster, directory: Path, *flags: str) -> str:
 def command_of(workload: Json, changed: Mapping[str, str | Path], **fields: str) -> list[str]:
     """Return the command line of a workload.
 
-    ``changed``: flags with new values. A flag of the manifest is changed in place, and any other flag is added at the
-    end.
-    ``fields``: the values of environment variables that the downward API sets.
+    ``changed``: flags with new values. A flag of the manifest is replaced, and any other flag is added at the end.
+    ``fields``: values of environment variables that the downward API sets.
     """
     given = container(workload)["args"]
     left = dict(changed)
@@ -333,7 +331,7 @@ def user_of(workload: Json) -> str:
 
 
 def mount_secret(cluster: Cluster, workload: Json, directory: Path) -> None:
-    """Write the workload's Secrets to files, as the kubelet does. If a volume lists keys, write only these keys."""
+    """Write the workload's Secrets to files, as the kubelet does. If a volume lists keys, write only these."""
     directory.mkdir(exist_ok=True)
     for secret in (volume["secret"] for volume in pod_spec(workload)["volumes"] if "secret" in volume):
         path = f"/api/v1/namespaces/{workload['metadata']['namespace']}/secrets/{secret['secretName']}"

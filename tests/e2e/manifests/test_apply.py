@@ -1,4 +1,4 @@
-"""Applies the manifests to a real API server twice: as an installation, and as an upgrade."""
+"""Tests that apply the manifests to a real API server twice: as an installation, and as an upgrade."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -14,7 +14,7 @@ OTHERS = ("cert-manager.io", "monitoring.coreos.com")
 
 
 def define_kinds_of_others(cluster: Cluster, objects: Sequence[Json]) -> None:
-    """Define the kinds of other projects that the manifests use, without schemas, and create their namespace."""
+    """Define the kinds of other projects in the manifests, without schemas, and create their namespace."""
     for kind, api_version in {(each["kind"], each["apiVersion"]) for each in objects}:
         group, _, version = api_version.partition("/")
         if group in OTHERS:
@@ -52,8 +52,8 @@ def test_every_overlay_applies(admin: Cluster, overlay: Path) -> None:
 @pytest.mark.parametrize("flags", [("--server-side",), ()], ids=["server-side", "client-side"])
 def test_an_upgrade_writes_no_equal_object(admin: Cluster, flags: tuple[str, ...]) -> None:
     remove_left_behind(admin)
-    # Earlier tests may have left objects whose fields belong to other field managers. So the first apply takes over
-    # these fields by force.
+    # Earlier tests may have left objects with fields of other field managers. So the first apply takes over these
+    # fields by force.
     apply(admin, BASE, *flags, *(("--force-conflicts",) if flags else ()))
     before = versions(admin, rendered(BASE))
     apply(admin, BASE, *flags)
@@ -65,7 +65,7 @@ CHANGED = ("Deployment", "DaemonSet", "Job", "CronJob", "PodDisruptionBudget", "
 
 
 def versions(cluster: Cluster, objects: Sequence[Json]) -> dict[str, str]:
-    """Return the resourceVersion of each stored object, except of the kinds in `CHANGED`."""
+    """Return the resourceVersion of each stored object, except objects of the kinds in `CHANGED`."""
     paths = [f"{cluster.path_of(each)}/{each['metadata']['name']}" for each in objects if each["kind"] not in CHANGED]
     return {path: cluster.rest.get(path)["metadata"]["resourceVersion"] for path in paths}
 

@@ -1,4 +1,4 @@
-"""Causes each failure of "The bad night" in docs/troubleshooting.md, and repairs it by the page's exact commands.
+"""Tests that cause each failure of "The bad night" in docs/troubleshooting.md, and repair it by the page's commands.
 
 Every test runs on an installation with kustomize and on one with Helm.
 """
@@ -58,7 +58,7 @@ def night(way: str, admin: Cluster, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def tell(what: str, began: float) -> None:
-    """Print the name of a step and the seconds since ``began``. docs/troubleshooting.md quotes such times."""
+    """Print a step's name and the seconds since ``began``. docs/troubleshooting.md quotes such times."""
     print(f"bad night: {what}: {time.monotonic() - began:.1f} s")
 
 
@@ -70,12 +70,12 @@ def told(what: str) -> Iterator[None]:
 
 
 def rejection(cluster: Cluster, pod: Json) -> str:
-    """Create the pod in a dry run, which charges nothing. Return the reason of the rejection, or an empty text."""
+    """Create the pod in a dry run, which charges nothing. Return the reason of its rejection, or an empty text."""
     return cluster.try_create(pod, dryRun="All").message
 
 
 def await_rejection(cluster: Cluster, pod: Json, words: str, before: Callable[[], None] = lambda: None) -> None:
-    """Create the pod in dry runs until the message of the rejection contains ``words``.
+    """Create the pod in dry runs until it is rejected with ``words`` in the message.
 
     ``before`` is called before each attempt.
     """
@@ -103,7 +103,7 @@ def serve_from(system: System, *ports: int) -> None:
 
 @contextmanager
 def another_replica(system: System, what: str) -> Iterator[None]:
-    """Run a new webhook replica, as the Deployment would do. It is the only endpoint of the webhook's Service."""
+    """Run a new webhook replica, as the Deployment would do. The webhook's Service only routes to it."""
     began = time.monotonic()
     with system.webhook() as replica:
         replica.await_ready()
@@ -114,7 +114,8 @@ def another_replica(system: System, what: str) -> Iterator[None]:
 
 def test_pods_are_created_while_a_webhook_that_is_down_is_restored(admin: Cluster, night: Night) -> None:
     """While no replica answers, the failure policy Ignore admits all pods. They are charged when they are on a node.
-    The policy Fail only admits pods without a GPU, pods of exempt namespaces and pods of our own namespace.
+
+    Fail only admits pods without a GPU, and pods of exempt namespaces and of our own namespace.
     """
     system, _ = night
     doctor, ignore, fail = commands("The bad night")
@@ -180,9 +181,7 @@ def other_team(admin: Cluster) -> Iterator[str]:
 def test_a_lost_ledger_is_opened_by_itself_and_a_damaged_one_after_its_deletion(
     admin: Cluster, served: System, other_team: str
 ) -> None:
-    """The new ledgers are closed: they admit no charge. They open when no pod that was charged in the earlier ledger
-    can still be stored.
-    """
+    """A new ledger is closed (it admits no charge). It opens when no pod in the lost ledger can still be stored."""
     unbind, [delete] = commands("A wrong quota or policy")[2], commands("A damaged ledger")
     here, other = card_pod("train", TEAM, cards=2), memory_pod(other_team)
     admin.create(card_pod("first", TEAM))
@@ -206,12 +205,12 @@ def test_a_lost_ledger_is_opened_by_itself_and_a_damaged_one_after_its_deletion(
 
 
 def patched(cluster: Cluster, namespace: str, patch: Json) -> int:
-    """Patch the ledger and return the HTTP status: 403 while the policy that protects ledgers is in effect."""
+    """Patch the ledger, and return the HTTP status. It is 403 while the policy that protects ledgers is in effect."""
     return cluster.rest.try_merge_patch(ledger_path(namespace), patch).status
 
 
 def memory_pod(namespace: str, name: str = "train") -> Json:
-    """Return a pod that requests a share of a card and GPU memory, because the example quota limits both in team-b."""
+    """Return a pod that requests a share of a card with memory, because team-b's example quota limits both."""
     return gpu_pod(name, namespace, {"tencent.com/vcuda-core": "10", "tencent.com/vcuda-memory": "4"})
 
 
@@ -229,7 +228,7 @@ def test_a_quota_that_rejects_every_pod_is_replaced_or_deleted(admin: Cluster, s
 
 
 def test_a_policy_that_rejects_everything_is_disabled_and_an_apply_restores_it(admin: Cluster, served: System) -> None:
-    """`kubectl apply` also restores deleted webhooks. A quota that was written without webhooks takes effect then."""
+    """`kubectl apply` also restores deleted webhooks. A quota that was stored without webhooks then takes effect."""
     replace, delete, unbind, register = commands("A wrong quota or policy")
     wrong = [{"expression": "false", "message": "nobody"}]
     admin.rest.merge_patch(f"{POLICIES}/{POLICY}", {"spec": {"validations": wrong}})
@@ -261,7 +260,7 @@ def test_a_policy_that_rejects_everything_is_disabled_and_an_apply_restores_it(a
 def test_an_expired_certificate_is_renewed_by_a_job_and_served(admin: Cluster, served: System) -> None:
     renew, client = commands("The certificate has expired")[:2]
     create, wait, restart, delete = renew.splitlines()
-    # For the client certificate, the page has the same commands with another Job, and without the restart. They do not
+    # For the client certificate, the page has the same commands with another Job and without the restart. They are not
     # run here, because test_client_certificates.py tests that rotation.
     assert client.replace("client-certs", "certs").splitlines() == [create, wait, delete]
     serve_expired(served)
@@ -284,7 +283,7 @@ def test_the_commands_for_a_controller_that_is_down_need_no_leader(night: Night)
 
 
 def test_the_commands_of_the_usage_page_name_the_pod_of_the_leader(night: Night) -> None:
-    """No kubelet runs, so the page's last command is only printed. The leader's pod has this machine's host name."""
+    """The page's last command is only printed, because no kubelet runs. The leader's pod is named like this machine."""
     system, _ = night
     read_lease, use_pod = commands("The usage page")[0].splitlines()
     assert use_pod.startswith(f"kubectl -n {SYSTEM_NAMESPACE} port-forward ")
@@ -305,7 +304,7 @@ def serve_expired(system: System) -> None:
 
 
 def run_job(system: System, name: str) -> None:
-    """Act as the kubelet of the Job's pod: run the command of the pod, and set the pod's status to succeeded."""
+    """Act as the kubelet for the Job's pod: run its command, and set its status to succeeded."""
     path, selector = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods", f"batch.kubernetes.io/job-name={name}"
     [pod] = system.cluster.await_collection(path, lambda pods: len(pods) == 1, labelSelector=selector)
     assert pod["spec"]["containers"][0]["args"] == container(system.workload("CronJob", "vcuda-certs"))["args"]

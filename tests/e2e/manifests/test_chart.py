@@ -1,4 +1,4 @@
-"""Installs, upgrades, rolls back and uninstalls a Helm release while pods are created. No object remains at the end."""
+"""Tests that install, upgrade, roll back and uninstall a Helm release while pods are created. No object remains."""
 
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -49,7 +49,7 @@ def admin(assets: Path | None, tmp_path: Path) -> Iterator[Cluster]:
 def test_no_create_fails_during_the_life_of_a_release_and_its_uninstall_leaves_nothing(
     admin: Cluster, tmp_path: Path, name: str
 ) -> None:
-    """Every pod has the annotation that only /mutate sets. So no pod was admitted without the webhook."""
+    """Only /mutate sets the annotation that every pod must have. So no pod was admitted without the webhook."""
     admin.create_node(NODE, {MODEL: "M40"})
     with balancing() as balancer:
         release = Release(admin, balancer, tmp_path, name)
@@ -80,7 +80,7 @@ def bundles_of(admin: Cluster) -> list[str]:
 
 
 def uninstall(admin: Cluster, release: Release, namespaces: Sequence[str] = NAMESPACES) -> None:
-    """Run the page's uninstall command, and act as the kubelet of the hook's Job. Then run the page's check."""
+    """Run the page's uninstall command, act as the kubelet for the hook's Job, and run the page's check."""
     command, _, check = commands("Uninstall")
     assert command == "helm uninstall vcuda-quota --namespace kube-system\n"
     with ThreadPoolExecutor(1) as pool:
@@ -96,7 +96,7 @@ def uninstall(admin: Cluster, release: Release, namespaces: Sequence[str] = NAME
 
 
 def run_hook(admin: Cluster, system: System, namespace: str) -> None:
-    """Run the command of the hook's Job with the rights of its account, and set the status of its pod to succeeded."""
+    """Run the command of the hook's Job with the rights of its account. Set its pod's status to succeeded."""
     path, selector = f"/api/v1/namespaces/{namespace}/pods", "batch.kubernetes.io/job-name=vcuda-uninstall"
     [pod] = admin.await_collection(path, lambda pods: len(pods) == 1, labelSelector=selector)
     account = admin.kubeconfig_for_token(admin.service_account_token(namespace, "vcuda-uninstall"))
@@ -130,7 +130,7 @@ def test_a_release_whose_namespaces_and_quota_are_named_differently_limits_pods_
             await_published(admin, TEAM)
             ledgers = admin.rest.get("/api/v1/namespaces/gpu-books/configmaps")["items"]
             assert f"gpu-ledger-{TEAM}" in {each["metadata"]["name"] for each in ledgers}
-            # The quota entry "*" limits all namespaces without an entry, except our own namespaces.
+            # The quota entry "*" limits all namespaces without their own entry, except the namespaces of vcuda quota.
             assert not {f"gpu-ledger-{name}" for name in own} & {each["metadata"]["name"] for each in ledgers}
         found = {each["metadata"]["name"] for each in admin.rest.get("/api/v1/namespaces")["items"]}
         assert found & {*own, *NAMESPACES} == {*own}
@@ -191,7 +191,7 @@ EXAMPLE_QUOTA = "kubectl apply -f manifests/examples/gpuquota.yaml"
 def test_only_the_notes_of_an_installation_without_a_quota_name_the_example_quota(
     admin: Cluster, tmp_path: Path
 ) -> None:
-    """To apply the example quota over an existing quota would lift all limits of the existing quota."""
+    """If the example quota were applied over an existing quota, all limits of the existing quota would be lost."""
     with balancing() as balancer:
         release = Release(admin, balancer, tmp_path, "helm")
         assert EXAMPLE_QUOTA in release.install()
@@ -239,7 +239,7 @@ def image_and_replicas(admin: Cluster) -> tuple[str, int]:
 def test_helm_takes_over_an_installation_with_kustomize_without_a_failed_create(
     admin: Cluster, tmp_path: Path, name: str
 ) -> None:
-    """Every pod has the annotation that only /mutate sets. So no pod was admitted without the webhook."""
+    """Only /mutate sets the annotation that every pod must have. So no pod was admitted without the webhook."""
     [page] = commands("From kustomize to Helm")
     admin.create_node(NODE, {MODEL: "M40"})
     with installed(admin, tmp_path / "system") as (system, controller):

@@ -1,4 +1,4 @@
-"""The system works after `kubectl apply`, although no person has labelled the nodes with their GPU models.
+"""Tests that the system works after `kubectl apply`, although nobody has labelled the nodes with their models.
 
 It finds the models in the labels of GPU feature discovery and in the annotations of HAMi.
 """
@@ -47,7 +47,7 @@ CONTROLLER = "system:serviceaccount:vcuda-quota:vcuda-controller"
 def system(admin: Cluster, plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """The base manifests, and nodes with the labels of GPU feature discovery. One node also has annotations of HAMi.
 
-    One node has only the label of its cloud, and one node has neither a label nor an annotation.
+    One more node only has the label of its cloud, and another has neither labels nor annotations.
     """
     require(plane, "kube-scheduler")
     for name, product, count in (("d-a100", A100_PRODUCT, "1"), ("d-t4", "Tesla-T4", "2")):
@@ -101,8 +101,8 @@ def test_nodes_are_labelled_with_their_product_or_with_the_model_of_the_quotas_r
     labelled = admin.await_object("/api/v1/nodes", "d-t4", lambda node: label_of(node) is not None)
     assert label_of(labelled) == T4_PRODUCT
     assert labelled["metadata"]["annotations"][DISCOVERED] == f"{T4_PRODUCT} from gpu-feature-discovery"
-    # `gpu_models` gives this product the model name A100. If the controller labelled the node before it read this, the
-    # label is the product's name. Both names then mean the same model.
+    # `gpu_models` names this product A100. If the controller labels the node before it reads this, the label is the
+    # product's name. Both names then mean the same model.
     assert label_of(admin.await_object("/api/v1/nodes", "d-a100", lambda node: label_of(node) is not None)) in (
         A100_PRODUCT,
         "A100",

@@ -1,4 +1,4 @@
-"""`kubectl gpuquota doctor` on an installed system whose pods answer at their own addresses, as a kubelet runs them."""
+"""Tests of `kubectl gpuquota doctor` on an installed system, whose pods have addresses as if a kubelet ran them."""
 
 import json
 import os
@@ -32,7 +32,7 @@ Clinic = tuple[System, ControllerProcess, Balancer]
 
 @pytest.fixture(scope="module")
 def clinic(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clinic]:
-    """A healthy installation. The third value is the address of its webhook pods."""
+    """A healthy installation, where the doctor finds no fault. The third value is the address of its webhook pods."""
     for model in MODELS:
         admin.create_node(f"doctor-{model.lower()}", {MODEL: model, POOL: "public"}, {"tencent.com/vcuda-core": "800"})
     with (
@@ -51,7 +51,7 @@ def clinic(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def run_pods(admin: Cluster) -> None:
-    """Set the pods of both Deployments to ready, as a kubelet does, until no pod of an older template is left.
+    """Set the pods of both Deployments to ready, as a kubelet does, until no pod has an older template.
 
     All pods have the address of this machine.
     """
@@ -61,7 +61,7 @@ def run_pods(admin: Cluster) -> None:
 
 def is_rolled_out(admin: Cluster, name: str) -> bool:
     """Set the pods of the Deployment to ready, and return whether the controller manager has completed its rollout."""
-    # The Deployment has minReadySeconds, so a pod is available only if its readiness has a time.
+    # The Deployment has minReadySeconds, so a pod is available only if its status says since when it is ready.
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     status = {"phase": "Running", "podIP": own_address(), "conditions": [ready]}
     pods = pods_of(admin, name)
@@ -82,7 +82,7 @@ def pods_of(admin: Cluster, deployment: str) -> list[Json]:
 
 
 def doctor(cluster: Cluster) -> tuple[int, dict[str, list[Json]]]:
-    """Return the exit status and the findings that are not ok, by check."""
+    """Return the exit status of the command, and the findings that are not ok, by check."""
     path = f"{Path(cluster.kubectl_program).parent}{os.pathsep}{os.environ['PATH']}"
     told = run("--kubeconfig", str(cluster.kubeconfig), "doctor", "-o", "json", env={"PATH": path})
     assert told.exception is None or isinstance(told.exception, SystemExit), told.exception

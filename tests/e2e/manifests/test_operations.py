@@ -44,7 +44,7 @@ def test_deleted_ledgers_are_rebuilt_from_the_pods_and_enforce_the_quota(admin: 
 def test_an_upgrade_and_a_rollback_work_while_the_first_jobs_wait_for_their_image(
     admin: Cluster, tmp_path: Path
 ) -> None:
-    """The page's last command, `rollout status`, is left out, because it would wait forever without a kubelet."""
+    """The page's last command, `rollout status`, is left out. Without a kubelet, it would wait forever."""
     [upgrade], rollback = commands("Upgrade with kustomize"), commands("Roll back")
     deletion, application, status = upgrade.replace("\\\n", "").splitlines()
     assert status.startswith("kubectl -n vcuda-quota rollout status ")
@@ -80,13 +80,13 @@ PREPARE, DELETE = UNINSTALL.splitlines()
     ids=["the command first", "without Python", "the objects first"],
 )
 def test_the_uninstall_blocks_no_pod_and_leaves_nothing(admin: Cluster, tmp_path: Path, order: tuple[str, ...]) -> None:
-    """The page's check must also cover the objects that the components create outside our namespaces."""
+    """The page's check must also find objects that components created outside our namespaces."""
     first, *others = order
     with installed(admin, tmp_path / "system", "scheduler", "evict-violations") as (system, controller):
         admin.create(card_pod("charged", TEAM))
         await_published(admin, TEAM)
         run(system, first)
-        # On a real cluster, the first command also deletes the controller's pod. So the test ends the controller here.
+        # On a real cluster, the first command also deletes the controller's pod. Here the test must end the controller.
         assert controller.terminate() == 0, controller.output()
         system.balancer.disconnect()
         admin.create(card_pod("goes-on", TEAM, cards=8))

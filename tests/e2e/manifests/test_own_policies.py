@@ -1,4 +1,4 @@
-"""Tests what the ValidatingAdmissionPolicies permit our own accounts, and that they protect the quota ConfigMap."""
+"""Tests of what the ValidatingAdmissionPolicies permit our own accounts, and how they protect the quota ConfigMap."""
 
 import json
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def quota(admin: Cluster) -> Iterator[QuotaConfigMap]:
 
 
 def test_a_quota_is_not_deleted_by_any_way_until_its_document_is_empty(admin: Cluster, quota: QuotaConfigMap) -> None:
-    """`kubectl replace --force` deletes the unchanged quota, and would create it again."""
+    """`kubectl replace --force` would delete the unchanged quota, and then create it again."""
     before = admin.rest.get(quota.path)["metadata"]["uid"]
     forced = admin.kubectl("replace", "--force", "-f", "-", stdin=json.dumps(quota.manifest(LIMITING)), check=False)
     assert (forced.returncode, MUST_NOT in forced.stderr) == (1, True)
@@ -140,7 +140,7 @@ def test_the_controller_may_patch_only_model_record_and_locks_of_a_node(admin: C
 
 
 def test_the_controller_may_patch_no_spec_and_only_its_own_metadata(admin: Cluster, team: str) -> None:
-    """The garbage collector deletes an object whose owner does not exist."""
+    """The controller must not set an owner: the garbage collector deletes an object whose owner does not exist."""
     admin.create(workload("ReplicaSet", team, "set", replicas=0))
     of_team, sets = f"/api/v1/namespaces/{team}", f"/apis/apps/v1/namespaces/{team}/replicasets/set"
     privileged = {"pod-security.kubernetes.io/enforce": "privileged"}
@@ -175,7 +175,7 @@ def test_the_controller_may_patch_no_spec_and_only_its_own_metadata(admin: Clust
 
 
 def test_the_controller_may_remove_a_thousand_allocation_annotations(admin: Cluster, team: str) -> None:
-    """The evaluation of the policy must stay within the cost that the API server permits."""
+    """The evaluation of the policy must not cost more than the API server permits."""
     marks = {f"nvidia.com/predicate-gpu-idx-{number}": "" for number in range(1000)}
     admin.rest.merge_patch(pod_path(team), {"metadata": {"annotations": marks}})
     with closing(controller_account(admin)) as account:

@@ -79,7 +79,7 @@ def test_a_tenant_cannot_forge_change_or_remove_an_allocation(admin: Cluster, te
 def test_kubernetes_updates_a_pod_with_any_number_of_annotations_and_its_owner_changes_a_thousand(
     admin: Cluster, tenant: Cluster, team: str, number: int
 ) -> None:
-    """The cost of a search grows with the square of the number. Kubernetes stores up to 256 KiB of annotations."""
+    """The cost of a search grows with the square of their number. Kubernetes stores up to 256 KiB of annotations."""
     names = map("".join, itertools.product(string.ascii_letters + string.digits, repeat=3))
     many = dict.fromkeys(itertools.islice(names, number - 1), "")
     path = pod_path(team)
@@ -119,7 +119,7 @@ def test_an_account_that_may_bind_pods_or_patch_nodes_may_write_allocations(
 def test_a_binding_may_carry_an_allocation_if_the_account_may_bind_pods(
     admin: Cluster, team: str, account: Accounts, resource: str, *, admitted: bool
 ) -> None:
-    """The right to create the older resource `bindings`, which no scheduler uses today, is not enough."""
+    """A right to create the older resource `bindings`, which no scheduler uses today, is not enough."""
     binder = account("binder", ("create", resource))
     path = f"{pod_path(team)}/binding" if admitted else f"/api/v1/namespaces/{team}/bindings"
     binding = {"apiVersion": "v1", "kind": "Binding", "target": {"kind": "Node", "name": "gpu-1"}}
@@ -144,7 +144,7 @@ def test_a_tenant_cannot_unprotect_a_claim_or_change_its_owners_and_kubernetes_s
 ) -> None:
     """The real scheduler and the real claim controller allocate, protect and delete the claim."""
     dra.require_dra(admin)
-    # The API server would call our webhooks for this pod, but no server answers here. So delete the webhooks.
+    # No server answers the API server's calls of our webhooks for this pod, so delete the webhooks.
     for kind in ("mutating", "validating"):
         admin.delete(f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations/vcuda-quota")
     claiming = dra.claiming(team, "uses", resourceClaimTemplateName="gpu")
@@ -206,7 +206,7 @@ def test_a_tenant_cannot_delete_a_running_pod_at_once_if_it_uses_a_claim_by_name
     admin.await_gone(f"/api/v1/namespaces/{team}/pods", "uses")
 
 
-# Claims whose owner is a PodGroup, and claims that would stay after their pod
+# Tests of claims whose owner is a PodGroup, and of claims that would outlive their pod
 
 
 def test_a_tenant_cannot_disown_the_claim_of_a_group(admin: Cluster, tenant: Cluster, team: str) -> None:

@@ -1,4 +1,4 @@
-"""vcuda-certs registers the webhooks only after a replica has answered, and restores webhooks that somebody changed."""
+"""Tests that vcuda-certs registers the webhooks only after a replica has answered, and restores changed ones."""
 
 import base64
 import subprocess
@@ -79,8 +79,8 @@ def test_an_apply_keeps_the_registered_webhooks_and_a_replace_removes_them_until
     admin: Cluster, directory: Path, flags: tuple[str, ...]
 ) -> None:
     with applied(admin, directory) as system, system.serving(1):
-        # The first apply may change the objects, because it takes over fields from an earlier apply in the other mode
-        # (client-side or server-side). Only the second apply must not change the objects.
+        # The first apply may change objects, because it takes over fields from an earlier apply in the other mode
+        # (client-side or server-side). The second apply must change nothing.
         apply(admin, system.kustomization, *flags, *(("--force-conflicts",) if flags else ()))
         before = {path: admin.rest.get(path) for path in NAMES}
         apply(admin, system.kustomization, *flags)
@@ -102,7 +102,7 @@ def test_an_apply_keeps_the_registered_webhooks_and_a_replace_removes_them_until
 def test_webhooks_of_older_manifests_stay_registered_if_the_record_of_the_last_apply_is_removed(
     admin: Cluster, tmp_path: Path, *, prepared: bool
 ) -> None:
-    """Older manifests contain the webhooks themselves. `kubectl apply` of newer manifests would remove them."""
+    """Older manifests contained the webhooks, so `kubectl apply` of newer manifests would remove them."""
     with applied(admin, tmp_path) as system:
         declaring = [each for each in system.objects if each["kind"].endswith("WebhookConfiguration")]
         for each in declaring:
@@ -191,7 +191,7 @@ OFTEN = (
 def test_everything_that_is_deleted_or_weakened_of_the_registration_is_reported_until_it_is_restored(
     admin: Cluster, tmp_path: Path
 ) -> None:
-    """The documented commands restore it: an apply of the manifests, and a run of the CronJob vcuda-certs."""
+    """The documented commands to restore it are an apply of the manifests, and a run of the CronJob vcuda-certs."""
     with installed(admin, tmp_path / "system", program=OFTEN) as (system, controller):
         for text, delete in LOST.items():
 
@@ -230,7 +230,7 @@ def test_disabled_admission_plugins_are_reported_instead_of_a_quota_that_takes_e
         applied(admin, tmp_path / "system") as system,
         system.controller(OFTEN),
     ):
-        # The webhooks are registered without a wait until they are in effect, because they never are.
+        # These webhooks never take effect, so they are registered without a wait for that.
         assert system.rotate(timeout="0s").returncode == 0
         webhook = stack.enter_context(system.webhook())
         webhook.await_ready()
@@ -306,7 +306,7 @@ def test_with_cert_manager_the_webhooks_are_registered_with_its_ca_and_nothing_i
 
 @contextmanager
 def issued_by_cert_manager(cluster: Cluster) -> Iterator[str]:
-    """Write the serving Secret as cert-manager does. Yield the CA of its certificate as the text of a caBundle."""
+    """Write the serving Secret as cert-manager does. Yield the CA of its certificate in the form of a caBundle."""
     now = datetime.now(UTC)
     authority = make_authority(now)
     leaf = make_leaf(authority, service_names("vcuda-webhook", SYSTEM_NAMESPACE), now)

@@ -1,4 +1,4 @@
-"""Checks the RBAC rules of the manifests: they permit all the work of every program, and each rule is needed.
+"""Tests of the RBAC rules of the manifests: they permit all the work of every program, and each rule is needed.
 
 The tests compare the rules with the requests in the audit log (`tests.e2e.manifests.audit`). They check three sets of
 rules (`JUDGED`): those of the base, of the usage page, and of other components.
@@ -23,7 +23,7 @@ from tests.rendered import MANIFESTS, composed, ours, rendered
 from tools.control_plane import ControlPlane
 from tools.ports import free_ports
 
-# The tests need a long timeout, because the fixture of the first test runs the whole system several times.
+# The fixture of the first test runs the whole system several times, so the tests need a long timeout.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360), pytest.mark.one_version]
 
 WITH_AGENT = MANIFESTS / "overlays" / "gpu-manager"
@@ -36,8 +36,7 @@ def rbac_of(*components: str) -> list[Json]:
 
 
 ADDED, OF_THE_PAGE = rbac_of(*COMPONENTS), rbac_of("page")
-# No kubelet reports here that a deleted pod has ended. With max_terminating_seconds 0, the pod's charge is released at
-# once.
+# No kubelet reports here that a deleted pod has ended. With max_terminating_seconds 0, its charge is released at once.
 FASTER = {"storable_seconds": "2", "resync_seconds": "4", "allocation_timeout": "1", "max_terminating_seconds": "0"}
 
 KUBERNETES_OWN = {"system:kube-scheduler", "system:volume-scheduler", "extension-apiserver-authentication-reader"}
@@ -70,13 +69,13 @@ def the_components_live(system: System, plane: ControlPlane) -> None:
     cluster.create_node(scenes.LEAVING, capacity=scenes.CARDS)
     address = f"{own_address()}:{free_ports(1)[0]}"
     with system.serving(1) as [webhook]:
-        # The second address is of another IP family. So the controller must delete and create the EndpointSlice.
+        # The second address is of another IP family, so the controller must replace the EndpointSlice.
         for advertised in ("[fd00::1]:10443", "192.0.2.1:10443"):
             with system.controller(extender_advertise=advertised) as earlier:
                 earlier.await_log("the Service routes to this replica")
         scenes.damage_a_journal(cluster)
-        # storable_seconds is 2 here. With the default of 75, the ledger would remain for a minute and a half after its
-        # quota entry is removed.
+        # storable_seconds is 2 here. With its default of 75, the ledger would remain for a minute and a half after the
+        # quota entry.
         served = {"extender_address": address, "extender_advertise": address, "storable_seconds": "2"}
         with (
             system.controller(violations_period="1", **served) as controller,
@@ -103,9 +102,9 @@ def the_page_lives(system: System, _plane: ControlPlane) -> None:
 class Judged:
     """A set of accounts whose RBAC rules are checked together.
 
-    ``users``: the user name of each account, by the name of its ServiceAccount.
-    ``all_rules``: the rules to check, and the other rules of the same accounts.
-    ``live``: a function that makes the system do all the work for which it needs the rules.
+    ``users``: the user name of each account, by the name of its ServiceAccount. ``all_rules``: the rules to check, and
+    all other rules of these accounts. ``live``: a function that makes the system do all the work for which it needs the
+    rules.
     """
 
     users: dict[str, str]
@@ -129,8 +128,8 @@ GIVEN, PAGE = accounts_of(ADDED), accounts_of(OF_THE_PAGE)
 OF_THE_BASE, OF_COMPONENTS = rules_of(rendered(WITH_AGENT), [*OURS]), rules_of(ADDED, [*GIVEN])
 PAGE_RULES = rules_of(OF_THE_PAGE, [*PAGE])
 JUDGED = {
-    # The usage page is checked without the extender, whose rules also permit the controller to create EndpointSlices.
-    # With the extender, no test would fail if that rule of the page was missing.
+    # The usage page is checked without the extender. The extender's rules also permit the controller to create
+    # EndpointSlices, so with the extender, no test would fail without the page's own rule.
     "page": Judged(PAGE, PAGE_RULES, [*OF_THE_BASE, *PAGE_RULES], the_page_lives, ("page",)),
     "base": Judged(OURS, OF_THE_BASE, OF_THE_BASE, the_base_lives, ("node-agent-gpu-manager",)),
     "components": Judged(GIVEN, OF_COMPONENTS, [*OF_THE_BASE, *OF_COMPONENTS], the_components_live, COMPONENTS),

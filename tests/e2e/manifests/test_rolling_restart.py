@@ -1,4 +1,4 @@
-"""A rolling restart of the webhook under load fails no create. Its probes and times are those of the manifests."""
+"""Tests that a rolling restart of the webhook under load fails no create, with the manifests' probes and times."""
 
 import http.client
 import signal
@@ -76,7 +76,7 @@ LEARNED = 4.0
 
 
 class Replica:
-    """A pod of the webhook. It is an endpoint of the Service while it is ready and not being deleted."""
+    """A pod of the webhook. The Service routes to it while it is ready and not being deleted."""
 
     def __init__(self, system: System, deployment: Json) -> None:
         self.process: WebhookProcess = system.webhook()
@@ -89,9 +89,9 @@ class Replica:
         self._prober.start()
 
     def go(self) -> None:
-        """End the webhook's pod as the kubelet does: run preStop, send SIGTERM, and wait for the grace period at most.
+        """End the webhook's pod as the kubelet does: run preStop, send SIGTERM, and wait for at most the grace period.
 
-        The pod is removed from the endpoints some time after its deletion. An error is raised if the process fails or
+        The Service stops routing to the pod some time after its deletion. An error is raised if the process fails or
         does not end in time.
         """
         started = time.monotonic()
@@ -114,7 +114,7 @@ class Replica:
     def _probe(self) -> None:
         """Run the startup probe until its first success, and then the readiness probe.
 
-        After `failureThreshold` failures of the readiness probe in a row, remove the pod from the endpoints.
+        After `failureThreshold` failures of the readiness probe in a row, the Service no longer routes to the pod.
         """
         self._await_startup(self._container["startupProbe"])
         probe, failures = self._container["readinessProbe"], 0
@@ -151,10 +151,10 @@ class Replica:
 
 
 def restarted(spec: Json, old: Sequence[Replica], start: Callable[[], Replica]) -> list[Replica]:
-    """Replace all replicas, as after `kubectl rollout restart`. Return the new ones when the last old one has ended.
+    """Replace all replicas, as `kubectl rollout restart` does. Return the new replicas when the last old one has ended.
 
     With maxUnavailable 0 and maxSurge 1, one new replica at a time is started. An old replica is deleted when the new
-    replica has been ready for minReadySeconds. The next replica is started before the old replica has ended.
+    one has been ready for minReadySeconds. The next one is started before the old one has ended.
     """
     strategy = spec["strategy"]["rollingUpdate"]
     assert (strategy["maxSurge"], strategy["maxUnavailable"]) == (1, 0)

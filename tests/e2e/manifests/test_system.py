@@ -1,4 +1,4 @@
-"""The first steps of a user with the applied manifests. Every program runs with the flags and token of its workload."""
+"""Tests of a user's first steps with the applied manifests. Each program has the flags and token of its workload."""
 
 import json
 import re
@@ -26,7 +26,7 @@ Running = tuple[System, tuple[Server, ...]]
 
 @pytest.fixture(scope="module")
 def running(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """The system and its processes: a webhook, a controller and a node agent. The example quota is in force."""
+    """The running system: a webhook, a controller and a node agent. The example quota is in force."""
     admin.create_node(NODE, {MODEL: "M40", POOL: "public"}, {"tencent.com/vcuda-core": "1600"})
     with (
         applied(admin, tmp_path_factory.mktemp("system"), "node-agent-gpu-manager") as system,
@@ -83,7 +83,7 @@ def test_every_metric_that_alerts_and_dashboard_name_is_exported(admin: Cluster,
 
 
 def families(text: bytes) -> set[str]:
-    """Return all names that samples of the metrics in ``text`` can have. The text is in Prometheus' format."""
+    """Return all names that samples of the metrics in ``text`` (in Prometheus' format) may have."""
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
     return {
         f"{family.name}{suffix}"
