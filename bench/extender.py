@@ -49,7 +49,7 @@ NOWHERE = {CORES: "800"}
 
 
 class Named(msgspec.Struct, rename="pascal"):
-    """The scheduler's filter request, decoded without its other fields. ``pod``: the pod to place."""
+    """The part of the scheduler's filter request that is decoded. ``pod``: the pod to place."""
 
     pod: Pod
 

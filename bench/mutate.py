@@ -95,7 +95,7 @@ def main() -> None:
 def _compare(name: str, idle: str, ours: str, ca: Path, body: bytes) -> list[tuple[str, ...]]:
     """Send load to one webhook after the other in each round. Return table rows with medians over the rounds.
 
-    Every round has both webhooks, because the machine may be slower for a minute.
+    Both webhooks are measured in every round, because the machine may be slower for a minute.
     """
 
     def measure(url: str) -> load.Result:

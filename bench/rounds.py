@@ -22,8 +22,8 @@ def say(line: str) -> None:
 def orders(cases: Sequence[T], rounds: int, seed: int) -> list[list[T]]:
     """Return all cases in a random order for each round. Equal seeds give equal orders.
 
-    A case may leave unfinished work, which is then measured as part of the next case. In a fixed order, this would
-    always be the same case. A webhook once appeared 1.6 times as expensive as it was for this reason.
+    A case may leave unfinished work, which is then measured as part of the next case. In a fixed order, the next case
+    would always be the same. For this reason, a webhook once seemed to cost 1.6 times its real cost.
     """
     rng = random.Random(seed)  # noqa: S311  # The seed makes the order repeatable.
     return [rng.sample(cases, len(cases)) for _ in range(rounds)]

@@ -92,7 +92,7 @@ class ClusterStore:
         """Return a problem for each missing webhook configuration and policy. ``found``: the state that was read.
 
         Return none if a labelled webhook configuration calls the Service without a declaration of its webhooks. Its
-        owner then decides what is registered. Problems of existing configurations are reported elsewhere.
+        owner then decides what is registered. `read` returns the problems of existing configurations.
         """
         if any(each.hooks and not each.declared and not each.read_only for each in found.configurations):
             return ()
@@ -265,7 +265,7 @@ class ClientStore(ClusterStore):
     config_map: str = "vcuda-client-ca"
 
     def read(self, now: Callable[[], datetime]) -> state.State:
-        # The CA Secret is read last, for the same reason as in `ClusterStore.read`.
+        # The CA Secret is read last, because another run may change it meanwhile (see `ClusterStore.read`).
         serving = self._read("secrets", self.refs.serving_secret)
         published = self._read("configmaps", self.config_map)
         authorities = self._read("secrets", self.refs.authority_secret)

@@ -31,7 +31,7 @@ CLIENT_CA_KEY = "ca.crt"
 """The ConfigMap for the webhook's flag --client-ca has the CAs of client certificates, in PEM, under this key."""
 
 # If an object has an annotation with one of these prefixes, another tool manages the object. vcuda-certs must not write
-# such an object. For example, cert-manager's cainjector would overwrite the caBundles in it.
+# this object. For example, cert-manager's cainjector would overwrite the caBundles in it.
 _OTHERS = {"cert-manager.io/": "cert-manager", "service.beta.openshift.io/": "OpenShift's service CA"}
 
 

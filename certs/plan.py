@@ -48,7 +48,7 @@ def published(state: states.State, authority: Signed | None) -> bool:
 def would_break(state: states.State, authority: Signed | None, now: datetime) -> bool:
     """Return True if calls that work now would fail when the webhook serves a certificate of CA ``authority``."""
     # Check only the caBundles that vcuda-certs must not write, and that do not contain `authority`. Calls work now if
-    # such a caBundle trusts a certificate that is served now or soon. If a dial failed, assume that they work now.
+    # the caBundle trusts a certificate that is served now or soon. If a dial failed, assume that they work now.
     if authority is None:
         return False
     leaf = state.serving.leaf

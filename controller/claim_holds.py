@@ -27,7 +27,7 @@ MAX_FORMER_USERS = 512
 """If more pods than this are remembered as users of one claim's devices, pods that have ended are forgotten."""
 
 LOOK_SECONDS = 1.0
-"""Seconds between two searches of a namespace with many lost claims for those whose pods have ended."""
+"""In a namespace with many lost claims, seconds between two searches for claims whose pods have ended."""
 
 MAX_USERS_OF_LOSS = 16
 """If more pods than this used the devices that a claim has lost, their uids are not kept. The pods then count as
@@ -194,7 +194,7 @@ class ClaimHolds:
                 self._lost.remove(namespace, each.key)
 
     def _follow_bare(self, claim: StoredClaim, *, is_bare: bool, listed: bool) -> float | None:
-        """Record when a LIST shows the claim without devices. Return the previous such time, or None."""
+        """Record when a LIST shows the claim without devices. Return the time of the previous such LIST, or None."""
         with self._lock:
             bare = self._listed_bare.setdefault(claim.namespace, {})
             at = bare.get(claim.uid)

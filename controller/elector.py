@@ -56,7 +56,7 @@ FIRST_WARNING_SECONDS, MAX_SILENCE_SECONDS = 5.0, 300.0
 """Seconds from the first failed request for the Lease to the first warning, and most seconds between two warnings."""
 
 CALL_FAILURES = (errors.VcudaError, *k8s_types.UNDECODABLE)
-"""The errors of a failed attempt to take or renew the Lease, including those of undecodable answers."""
+"""The errors of a failed attempt to take or renew the Lease, also of an attempt whose answer cannot be decoded."""
 
 
 class _Silence:

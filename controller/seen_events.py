@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from vcuda.quota.rejections import find_rejection
 
 REASON, CLAIM_REASON = "FailedCreate", "FailedResourceClaimCreation"
-"""The reasons of Events that report a failed creation: of a pod, and of a ResourceClaim."""
+"""The reasons of Events that report a failed creation: first of a pod, then of a ResourceClaim."""
 
 ALLOWED_SKEW = datetime.timedelta(minutes=1)
 """The time in an Event may be this far in the future, because the clock of the Event's writer may be ahead."""

@@ -71,8 +71,8 @@ def create_application(verbs: Mapping[str, Verb], metrics: ExtenderMetrics) -> W
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         verb = verbs.get(path) if method == "POST" else None
         length = environ.get("CONTENT_LENGTH") or ("" if method == "POST" else "0")
-        # A request with a chunked body is rejected, because its length is unknown. A body for an unknown path must be
-        # read, too, because the next request follows that body on the same connection.
+        # A request with a chunked body is rejected, because its length is unknown. The body of a request for an unknown
+        # path must be read, too, because the next request follows on the same connection.
         unbounded = "HTTP_TRANSFER_ENCODING" in environ or not length.isdigit()
         if unbounded or int(length) > (MAX_BODY if verb else LARGE_BODY):
             # A rejected body is not read. cheroot closes the connection, so the body is not taken for the next request.
@@ -229,7 +229,7 @@ class Extender:
     def _attempt(self, step: Callable[[], None], failing: str) -> bool:
         try:
             step()
-        # A user may have edited a stored object so that the object cannot be decoded.
+        # A user may have edited a pod or journal so that it cannot be decoded. This must not end the loop.
         except (errors.VcudaError, *k8s_types.UNDECODABLE) as error:
             self._log.warning(failing, error=str(error))
             return False

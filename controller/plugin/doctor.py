@@ -73,7 +73,7 @@ def examine(
 ) -> Iterator[Finding]:
     """Yield the findings of all checks. Raises VcudaError if the API server does not answer.
 
-    ``quota``: namespace, name and key of the quota ConfigMap. ``names``: the other fields of `Place`.
+    ``quota``: namespace, name and key of the quota ConfigMap. ``names``: the remaining fields of `Place`.
     """
     seen = Installation(connect_to_cluster(kubeconfig, context), Place(quota=quota, **names))
     seen.kube.get("/version")

@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 
 class ReadKind(NamedTuple):
-    """A kind of workload. ``short``: kubectl's short name. ``children``: the kind between it and its pods."""
+    """A kind of workload. ``short``: kubectl's short name. ``children``: the kind that it creates instead of pods."""
 
     kind: str
     api: str

@@ -80,7 +80,7 @@ class Recounter:
         )
         self.queue = self.reconciler.queue
         # Namespaces without a limit have their own queue, because thousands of namespaces may lose their limits
-        # together. The release of quota in limited namespaces must not wait for the deletion of all those ledgers.
+        # together. The release of quota in limited namespaces must not wait for the deletion of their ledgers.
         self.unlimited = Reconciler(
             "unlimited",
             lambda namespace: self._recount_or_retry(namespace, self.unlimited.queue),

@@ -86,7 +86,7 @@ def merge(base: Json, variants: Mapping[str, Json]) -> Tree:
 
 
 def condition_of(base: Json, variants: Mapping[str, Json]) -> Condition:
-    """Return the condition under which an object has a value. The parameters are those of `merge`."""
+    """Return the condition under which an object has a value. The parameters have the same meaning as in `merge`."""
     if base is ABSENT:
         return Condition(False, tuple(name for name, value in variants.items() if value is not ABSENT))
     return Condition(True, tuple(name for name, value in variants.items() if value is ABSENT))

@@ -8,7 +8,7 @@ from tools.reference.markdown import code, table
 
 
 class Told(NamedTuple):
-    """One message in docs/reference.md. ``todo``: advice for users; empty if the message itself says what to do."""
+    """One message in docs/reference.md. ``todo``: what users should do; empty if the message itself says it."""
 
     message: str
     todo: str = ""

@@ -58,7 +58,7 @@ class ClusterLedgers(Shared):
     """Keeps one `NamespaceLedger` for each namespace in use. Implements the protocol `Ledgers` of `charging.py`."""
 
     check_namespace: Callable[[str], Awaitable[None]] | None = None
-    """Raises BadReview if its namespace does not exist. None if every review is surely of an existing namespace."""
+    """A function that raises BadReview if the namespace does not exist. None if every namespace in a review exists."""
     _ledgers: ByNamespace[NamespaceLedger] = field(init=False)
 
     def __post_init__(self) -> None:

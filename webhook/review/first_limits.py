@@ -43,7 +43,7 @@ def general_warning(old: Quota, new: Quota) -> Iterator[errors.Fault]:
 def named_warnings(old: Quota, policy: PolicySnapshot, pods: Pods, check: Check) -> Iterator[errors.Fault]:
     """Yield warnings with the namespaces in which the entry ``*`` begins to reject pods that run now.
 
-    ``policy``: the snapshot with the edited quota. The caller must know that the API server sent the review.
+    ``policy``: the snapshot with the edited quota. The caller must have made sure that the API server sent the review.
     """
     new, found = policy.quota.default, set[str]()
     if new is None or not _rejects_more(old.default, new):

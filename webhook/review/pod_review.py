@@ -186,7 +186,7 @@ def _allowed(review: PodReview, check: Check) -> decisions.Allowed:
 
 
 def _without_claimed(review: PodReview) -> PodRequest:
-    # If a DeviceClass names an extended resource, the scheduler allocates its devices by a claim. No node offers it.
+    # If a DeviceClass names an extended resource, the scheduler makes a claim for it, so no node has to offer it.
     claims, asked = review.policy.claims, review.request
     claimed = claims.devices.extended_resources if claims else frozenset()
     if claimed.isdisjoint(asked.resources):

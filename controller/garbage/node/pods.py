@@ -62,7 +62,7 @@ class _NodePod(msgspec.Struct, frozen=True, gc=False):
 
     def may_have_cards(self) -> bool:
         """True for a mirror pod whose static pod may have cards."""
-        # The API server requires a limit for every resource of a device plugin, and such a name contains a slash.
+        # A card needs a limit with a slash in its name, because resources of device plugins have such names.
         containers = (*self.spec.containers, *(self.spec.init_containers or ()))
         limits = (name for container in containers for name in container.resources.limits or ())
         return self.metadata.namespace != _TRUSTED_NAMESPACE or any("/" in name for name in limits)
@@ -154,7 +154,7 @@ class ApiPods:
 
     def __call__(self, live: bool) -> PodListing:
         if not live:
-            # A list that was made before a directory was found may lack the directory's pod.
+            # Forget the last consistent list: directories that are found from now on may be of newer pods.
             self._made = -math.inf
             # Before Kubernetes 1.34, each consistent LIST in pages reads all pods of the cluster from etcd.
             try:
