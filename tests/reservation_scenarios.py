@@ -31,7 +31,7 @@ def recounted_and_filled(world: ReservationWorld) -> None:
     world.through()
 
 
-def late_grant(world: ReservationWorld, seconds: float) -> None:
+def spend_late(world: ReservationWorld, seconds: float) -> None:
     """Replica A makes a reservation, admits pods ``seconds`` later, and then cannot write their charges."""
     world.reserve(A)
     world.pause(A)
@@ -49,9 +49,9 @@ def others_try_again_and_again(world: ReservationWorld) -> None:
         recounted_and_filled(world)
 
 
-def reaped_when_what_it_granted_last_is_no_longer_stored(world: ReservationWorld) -> None:
+def reaped_when_what_it_spent_last_is_no_longer_stored(world: ReservationWorld) -> None:
     """Replica A's reservation expires before the deadline of the last pods that A admitted. The clocks differ."""
-    late_grant(world, 10)
+    spend_late(world, 10)
     world.crash(A)
     others_try_again_and_again(world)
 
@@ -66,14 +66,14 @@ def the_ledger_is_lost_and_it_does_not_know(world: ReservationWorld) -> None:
     world.pass_by(lost + 9.5 - world.time.now)
     world.ask(A, 3)
     world.resume(A)
-    assert world.granted
+    assert world.spent
     world.crash(A)
     others_try_again_and_again(world)
 
 
-def granted_past_its_time(world: ReservationWorld) -> None:
+def spent_past_its_time(world: ReservationWorld) -> None:
     world.behind = 2
-    late_grant(world, 12)
+    spend_late(world, 12)
     world.crash(A)
     world.pass_by(74.9)
     recounted_and_filled(world)
@@ -174,7 +174,7 @@ def a_write_of_unknown_outcome_lands_late(world: ReservationWorld) -> None:
     world.ask(A, 30, size="twentieth")
 
 
-def what_was_granted_is_in_the_next_write(world: ReservationWorld) -> None:
+def what_was_spent_is_in_the_next_write(world: ReservationWorld) -> None:
     world.reserve(A)
     world.ask(A, 2)
     world.flush(A)
@@ -292,7 +292,7 @@ def little_room_beside_what_others_reserve(world: ReservationWorld) -> None:
 
 def its_reservation_was_reaped(world: ReservationWorld) -> None:
     """Replica A's reservation expired, and the leader counted A's pods. When A continues, they must not count twice."""
-    late_grant(world, 9)
+    spend_late(world, 9)
     world.store_some()
     for _ in range(2):
         world.pass_by(50)
@@ -303,12 +303,12 @@ def its_reservation_was_reaped(world: ReservationWorld) -> None:
     world.flush(A)
     world.go_on()
     stored = Charge(100 * len(world.stored), 0, 100 * len(world.stored))
-    assert world.ledger().usage("M40").used == stored, "a granted charge is counted twice"
+    assert world.ledger().usage("M40").used == stored, "a spent charge is counted twice"
 
 
 def reaped_by_a_count_of_that_moment(world: ReservationWorld) -> None:
     """Replica A's reservation expires, but the leader's watches have delivered nothing since A made it."""
-    late_grant(world, 9)
+    spend_late(world, 9)
     world.store_some()
     world.crash(A)
     world.pass_by(90)
@@ -372,15 +372,15 @@ def play(scenario: Scenario, world: ReservationWorld) -> None:
 
 ALL: Sequence[Scenario] = [
     others_take_all_that_is_left,
-    reaped_when_what_it_granted_last_is_no_longer_stored,
-    granted_past_its_time,
+    reaped_when_what_it_spent_last_is_no_longer_stored,
+    spent_past_its_time,
     the_ledger_is_lost_and_it_does_not_know,
     its_time_counts_from_before_the_write,
     clocks_that_stood_still,
     the_next_reservation_is_larger_and_that_write_is_lost,
     the_next_reservation_is_smaller,
     a_write_of_unknown_outcome_lands_late,
-    what_was_granted_is_in_the_next_write,
+    what_was_spent_is_in_the_next_write,
     others_write_first,
     created_while_a_write_is_under_way,
     another_process_has_another_id,

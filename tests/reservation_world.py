@@ -62,8 +62,8 @@ class ReplicaProcess:
         )
 
     @property
-    def granted(self) -> float:
-        return self._registry.get_sample_value("vcuda_ledger_granted_total") or 0
+    def spent(self) -> float:
+        return self._registry.get_sample_value("vcuda_ledger_spent_total") or 0
 
     def flush(self) -> None:
         self._flushing = self.loop.create_task(self.ledgers.flush())
@@ -319,8 +319,8 @@ class ReservationWorld:
         self._run()
 
     @property
-    def granted(self) -> float:
-        return sum(replica.granted for replica in self.replicas)
+    def spent(self) -> float:
+        return sum(replica.spent for replica in self.replicas)
 
     def crash(self, replica: int, *, lands: bool = False) -> None:
         gone = self.replicas[replica]

@@ -131,8 +131,9 @@ class LedgerMetrics:
             "Size in bytes of each ledger that is written.",
             buckets=(1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000),
         )
-        self.granted = counter(
-            "vcuda_ledger_granted", "Charges admitted from a reservation and written later, several at once."
+        self.spent = counter(
+            "vcuda_ledger_spent",
+            "Charges admitted from a reservation and written later, several at once.",
         )
         self.conflicts = counter(
             "vcuda_ledger_conflicts", "Ledger writes that failed because another replica or the controller wrote first."

@@ -286,14 +286,14 @@ class Recounter:
         quota, watch, now = self._quota.current(), self._watching(), self._clock()
         pending = self._ages.pending(namespace, ledger, watch, now)
         ended = self._ages.terminating(namespace, ledger, now)
-        reaped = self._ages.reservations(namespace, ledger, watch, now)
-        self._look_again(namespace, pending, ended, reaped)
+        gone = self._ages.reservations(namespace, ledger, watch, now)
+        self._look_again(namespace, pending, ended, gone)
         absent = self._absent(namespace, ledger, pending.keys, watch)
-        self._log_expired(namespace, absent, ended.keys, reaped.keys)
-        observed = self._listed(namespace, ledger) if reaped.keys else self._observed(namespace, ledger)
+        self._log_expired(namespace, absent, ended.keys, gone.keys)
+        observed = self._listed(namespace, ledger) if gone.keys else self._observed(namespace, ledger)
         since = {quota.version if quota else "", self.pods.since if ledger.committed else ""}
         newest = max(since, key=lambda version: int(version or 0))
-        return recount(ledger, observed, Expired(absent.keys(), absent, ended.keys, reaped.keys), counted_since=newest)
+        return recount(ledger, observed, Expired(absent.keys(), absent, ended.keys, gone.keys), counted_since=newest)
 
     def _observed(self, namespace: str, ledger: Ledger) -> ObservedPods:
         """Return the pods and claims from the watches, or from LISTs if the ledger is newer than the watches."""
@@ -383,15 +383,15 @@ class Recounter:
         return {uid: self._ages.seconds_unseen(namespace, ledger, uid, watch, now) for uid in absent}
 
     def _log_expired(
-        self, namespace: str, absent: Mapping[str, int], ended: Collection[str], reaped: Collection[str]
+        self, namespace: str, absent: Mapping[str, int], ended: Collection[str], replicas: Collection[str]
     ) -> None:
         for uid, seconds in absent.items():
             event = "keeping the charge of a pod that may run" if seconds else "releasing the charge of an unstored pod"
             self._log.info(event, namespace=namespace, uid=uid, may_run_seconds=seconds)
         for key in ended:
             self._log.info("releasing the charge of a pod deleted before it ended", namespace=namespace, uid=key)
-        for replica in reaped:
-            self._log.info("releasing the reservation of a replica that has ended", namespace=namespace, holder=replica)
+        for each in replicas:
+            self._log.info("releasing the reservation of a replica that has ended", namespace=namespace, replica=each)
 
     def _look_again(self, namespace: str, *expiring: Overdue) -> None:
         """Queue the namespace again for the time when the next of its charges expires."""

@@ -86,7 +86,7 @@ TOLD = (LEADING, REAPED, INTERNAL, NOT_ANSWERED)
 """The log events of our programs that the chaos test evaluates, also after the program was killed."""
 
 SAMPLE_PAUSE = 0.5
-GRANTED = re.compile(rb"^vcuda_ledger_granted_total (\S+)", re.MULTILINE)
+SPENT = re.compile(rb"^vcuda_ledger_spent_total (\S+)", re.MULTILINE)
 HOLD, PAUSE = 0.3, 0.2
 """HOLD: maximum seconds between the creation and the deletion of a pod.
 
@@ -309,14 +309,14 @@ class Figures:
     """Measurements of the webhook replicas: their memory, and the charges that they admitted from reservations.
 
     ``worker``: maximum memory of a worker process in MiB. ``replica``: maximum memory of all processes of a replica
-    together, in MiB. ``grants``: number of charges that were admitted from reservations, by the process id of the
+    together, in MiB. ``spent``: number of charges that were admitted from reservations, by the process id of the
     worker.
     """
 
     worker: int = 0
     replica: int = 0
     samples: int = 0
-    grants: dict[int, float] = field(default_factory=dict)
+    spent: dict[int, float] = field(default_factory=dict)
 
     def sample(self, victim: Victim[WebhookProcess], stop: threading.Event) -> None:
         while not stop.wait(SAMPLE_PAUSE):
@@ -327,8 +327,8 @@ class Figures:
                     self.worker = max(self.worker, memory(worker))
                     parts = [memory(pid, "Pss", "smaps_rollup") for pid in (worker, process.process.pid)]
                     self.replica = max(self.replica, sum(parts))
-                    [told] = GRANTED.findall(process.get("/metrics").body)
-                    self.grants[worker] = float(told)
+                    [told] = SPENT.findall(process.get("/metrics").body)
+                    self.spent[worker] = float(told)
                     self.samples += 1
 
 

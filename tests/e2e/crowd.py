@@ -13,7 +13,7 @@ from tests.integration.reviews import gpu_pod
 from tests.processes import eventually
 from vcuda.k8s_types import parse_whole
 
-GRANTED = "vcuda_ledger_granted_total"
+SPENT = "vcuda_ledger_spent_total"
 REAPED = "releasing the reservation of a replica that has ended"
 PAUSE_SECONDS = 0.05
 

@@ -110,7 +110,7 @@ shrinks with each such pod, and the callers need new namespaces.
 CYCLES = min(max(round(SECONDS / (CYCLE * TICK)), 1), 8)
 """The number of cycles that use new namespaces. Later cycles use these namespaces again."""
 
-GRANTED_PART = 0.1
+SPENT_PART = 0.1
 """The minimum fraction of the stored objects that replicas must have admitted from reservations."""
 
 HALF = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 16}
@@ -185,7 +185,7 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
         failed = Counter(line["reason"] for line in unanswered if line["level"] == "error")
         report(callers, havoc, observers, siege)
         print(f"{len(stage.managers.history(LEADING))} leaders released {len(reaped)} reservations of ended replicas")
-        print(f"{sum(figures.grants.values()):g} charges admitted from reservations; reviews that failed:", failed)
+        print(f"{sum(figures.spent.values()):g} charges admitted from reservations; reviews that failed:", failed)
         print(figures, f"{len(stage.losses.lost)} replies dropped, {stage.losses.late} requests or replies delayed")
         known = {**ATTACKS, **(CLAIM_ATTACKS if claiming else {})}
 
@@ -196,7 +196,7 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
         assert callers.counts.keys() | callers.claim_counts.keys() <= REASONS
         stored = callers.counts[STORED] + callers.claim_counts[STORED]
         assert stored > 2 * CALLERS
-        assert sum(figures.grants.values()) > GRANTED_PART * stored
+        assert sum(figures.spent.values()) > SPENT_PART * stored
         assert bool(callers.claim_counts[STORED] and listing.claims and watching.claims) is claiming
         assert {name for name, count in havoc.done.items() if count and name} == havoc.faults
         # With only one cycle, a fault may delete the ledger before the leader removes the reservation of an ended

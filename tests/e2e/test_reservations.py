@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.crowd import GRANTED, REAPED, Crowd
+from tests.e2e.crowd import REAPED, SPENT, Crowd
 from tests.e2e.installation import Installation, controlling, installed
 from tests.e2e.ledgers import await_ledger
 from tests.e2e.steady import in_threads
@@ -51,7 +51,7 @@ def test_replicas_that_admit_from_reservations_fill_a_namespace_exactly(
     crowd = Crowd(cluster, namespace, range(REPLICAS))
     with in_threads([crowd.create_many] * CALLERS):
         for replica in own.replicas:
-            replica.await_metric(GRANTED, 5)
+            replica.await_metric(SPENT, 5)
     assert crowd.failures == [], "rejected although there was room"
     crowd.create_until_rejected()
     assert crowd.stored_cards() == CARDS
@@ -61,7 +61,7 @@ def test_replicas_that_admit_from_reservations_fill_a_namespace_exactly(
 def reserve(cluster: Cluster, own: Installation, namespace: str, end: Callable[[WebhookProcess], int]) -> int:
     last = REPLICAS - 1
     with in_threads([Crowd(cluster, namespace, [last]).create_many] * CALLERS):
-        own.replicas[last].await_metric(GRANTED, 5)
+        own.replicas[last].await_metric(SPENT, 5)
         await_ledger(own, namespace, is_reserved)
         return end(own.replicas[last])
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e import other_release
 from tests.e2e.cluster import Cluster
-from tests.e2e.crowd import GRANTED, Crowd
+from tests.e2e.crowd import SPENT, Crowd
 from tests.e2e.installation import Installation, await_ready, controlling, ledger_path, registered, running
 from tests.e2e.steady import in_threads
 from tests.processes import WebhookProcess
@@ -46,13 +46,13 @@ def test_no_create_fails_while_one_release_replaces_another(cluster: Cluster, ow
         crowd = Crowd(cluster, namespace, range(REPLICAS))
         with in_threads([crowd.create_many] * CALLERS):
             for number, replica in enumerate(own.replicas):
-                replica.await_metric(GRANTED, 5)
+                replica.await_metric(SPENT, 5)
                 crowd.in_service = [each for each in range(REPLICAS) if each != number]
                 assert replica.terminate() == 0
                 new = stack.enter_context(in_place_of(replica, own))
                 new.await_ready()
                 crowd.in_service = list(range(REPLICAS))
-                new.await_metric(GRANTED, 5)
+                new.await_metric(SPENT, 5)
         assert crowd.failures == []
         assert crowd.answers.keys() == {HTTPStatus.CREATED}
         for cards in ROOM_FOR:

@@ -106,11 +106,17 @@ CASES: Mapping[str, Case] = {
     "VcudaReservedUnused": Case(
         [
             {'vcuda_quota_reservation_age_seconds{namespace="a"}': steady(301)},
-            {'vcuda_quota_reserved_cards{namespace="a"}': steady(0.5), "vcuda_ledger_granted_total": steady(5)},
+            {
+                'vcuda_quota_reserved_cards{namespace="a"}': steady(0.5),
+                "vcuda_ledger_spent_total": steady(5),
+            },
         ],
         [
             {'vcuda_quota_reservation_age_seconds{namespace="a"}': steady(87)},
-            {'vcuda_quota_reserved_cards{namespace="a"}': steady(0.5), "vcuda_ledger_granted_total": rising(5)},
+            {
+                'vcuda_quota_reserved_cards{namespace="a"}': steady(0.5),
+                "vcuda_ledger_spent_total": rising(5),
+            },
             {},
         ],
     ),

@@ -27,7 +27,7 @@ SMALL = {
     "reserving, in a new namespace": RESERVING._replace(replicas=1, losses=1, new_namespace=True),
     "forced deletions": RUNNING_ON,
     "forced deletions, and an end": RUNNING_ON._replace(ends=1),
-    "forced deletions of granted pods": RUNNING_ON_RESERVED,
+    "forced deletions of pods of a reservation": RUNNING_ON_RESERVED,
 }
 """The bounds that `make test` explores. Within them, the model has about 60,000 states (worlds)."""
 
@@ -48,8 +48,8 @@ FULL = SMALL | {
     "forced deletions, three pods": RUNNING_ON._replace(pods=3, limit=2),
     "forced deletions, two replicas": RUNNING_ON._replace(replicas=2, asked_again=True),
     "forced deletions, a crash": RUNNING_ON._replace(crashes=1),
-    "forced deletions of granted pods, a crash": RUNNING_ON_RESERVED._replace(crashes=1),
-    "forced deletions of granted pods, two of two": RUNNING_ON_RESERVED._replace(limit=2, pods=3, reserve=2),
+    "forced deletions of pods of a reservation, a crash": RUNNING_ON_RESERVED._replace(crashes=1),
+    "forced deletions of pods of a reservation, two of two": RUNNING_ON_RESERVED._replace(limit=2, pods=3, reserve=2),
 }
 """The bounds that `python -m tests.model --full` explores."""
 
@@ -86,10 +86,10 @@ MUTANTS = [
     Mutant("CAS", "no compare-and-swap", EXACT),
     Mutant("SYNC", "yes before the write is confirmed", EXACT),
     Mutant("SYNC", "synced despite other reservations", RESERVING),
-    Mutant("GRANT", "granted from the old reservation", RESERVING),
-    Mutant("GRANT", "granted from the new reservation", RESERVING),
-    Mutant("GRANT", "granted after the reservation time", RESERVING),
-    Mutant("GRANT", "a reservation from the answer", RESERVING),
+    Mutant("SPEND", "spent from the old reservation", RESERVING),
+    Mutant("SPEND", "spent from the new reservation", RESERVING),
+    Mutant("SPEND", "spent after the reservation time", RESERVING),
+    Mutant("SPEND", "a reservation from the answer", RESERVING),
     Mutant("FLUSH", "flushed in two writes", RESERVING),
     Mutant("UNKNOWN", "a read of the old version decides it", RESERVING),
     Mutant("LOSTRES", "a lost reservation is renewed", RESERVING._replace(asked_again=True)),
@@ -118,9 +118,9 @@ MUTANTS = [
     Mutant("TERMINATING", "released before its time", RUNNING_ON),
     Mutant("UNSEEN", "an unseen decrease releases", RUNNING_ON),
     Mutant("UNSEEN", "terminating for the default only", RUNNING_ON),
-    Mutant("UNSEEN", "hidden by what was granted", RUNNING_ON_RESERVED._replace(limit=2, pods=3, lasting=0)),
+    Mutant("UNSEEN", "hidden by what was spent", RUNNING_ON_RESERVED._replace(limit=2, pods=3, lasting=0)),
     Mutant("GONE", "gone without a watch", RUNNING_ON),
-    Mutant("GRANT", "granted although it may run for long", RUNNING_ON_RESERVED._replace(runs=4)),
+    Mutant("SPEND", "spent although it may run for long", RUNNING_ON_RESERVED._replace(runs=4)),
     Mutant("END", "ended with something terminating", RUNNING_ON._replace(ends=1)),
     Mutant("REJECT", "rejected by the ledger", EXACT),
     Mutant("REJECT", "rejected by a LIST and what is pending", EXACT),

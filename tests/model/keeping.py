@@ -71,7 +71,7 @@ def _unseen(world: World, pods: Mapping[int, Pod], view: int, began: int, bounds
     live = sum(pod.stored_at <= view and _is_live(pod, view) for pod in world.pods)
     # Pods that were admitted from a reservation may be stored before their charges are written. Such new pods may hide
     # a decrease.
-    hidden = 0 if bounds.broken == "hidden by what was granted" else sum(each.amount for each in world.reserved[:-1])
+    hidden = 0 if bounds.broken == "hidden by what was spent" else sum(each.amount for each in world.reserved[:-1])
     before = world.committed + seen
     return min(max(before + hidden - live - held, 0), before)
 

@@ -9,7 +9,6 @@ from tests.model.world import (
     AWAY,
     DELETED,
     FLUSHED,
-    GRANTED,
     NEVER,
     NEW,
     NO_LATE,
@@ -17,6 +16,7 @@ from tests.model.world import (
     NOT_HELD,
     NOT_PENDING,
     NOTHING,
+    SPENT,
     STORED,
     SYNCED,
     WAITING,
@@ -80,7 +80,7 @@ def compare_and_swap(world: World, bounds: Bounds, sender: int = -1) -> World:
     return change(world, pods, losers, late=(NO_LATE,) * len(world.late), opening=False)
 
 
-BACK = {FLUSHED: GRANTED, SYNCED: WAITING}
+BACK = {FLUSHED: SPENT, SYNCED: WAITING}
 """For each place of a pod that is part of a pending write: its place after the API server has rejected the write."""
 
 
@@ -132,26 +132,26 @@ def time_passes(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def left(world: World, replica: int, bounds: Bounds) -> int:
-    """GRANT: return the number of charges that a replica may still admit from its reservation.
+    """SPEND: return the number of charges that a replica may still admit from its reservation.
 
     The number is 0 after the reservation time. Before that it is right whether the write lands or not.
     """
     reserved, age, write = world.replicas[replica]
-    if bounds.runs > bounds.deadline and bounds.broken != "granted although it may run for long":
+    if bounds.runs > bounds.deadline and bounds.broken != "spent although it may run for long":
         return 0
-    granted = sum(pod.at[replica] == GRANTED for pod in world.pods)
+    spent = sum(pod.at[replica] == SPENT for pod in world.pods)
     flushed = sum(pod.at[replica] == FLUSHED for pod in world.pods)
-    if bounds.broken == "granted from the new reservation" and write != NO_WRITE:
-        return write.reserve - granted if write.age <= bounds.lasting else 0
-    if age > bounds.lasting and bounds.broken != "granted after the reservation time":
+    if bounds.broken == "spent from the new reservation" and write != NO_WRITE:
+        return write.reserve - spent if write.age <= bounds.lasting else 0
+    if age > bounds.lasting and bounds.broken != "spent after the reservation time":
         return 0
-    if write == NO_WRITE or bounds.broken == "granted from the old reservation":
-        return reserved - granted - flushed
-    return min(reserved - granted - flushed, write.reserve - granted)
+    if write == NO_WRITE or bounds.broken == "spent from the old reservation":
+        return reserved - spent - flushed
+    return min(reserved - spent - flushed, write.reserve - spent)
 
 
-def grant(world: World, bounds: Bounds) -> Iterator[Step]:
-    """GRANT: a replica admits a pod from its reservation, without a write.
+def spend(world: World, bounds: Bounds) -> Iterator[Step]:
+    """SPEND: a replica admits a pod from its reservation, without a write.
 
     IDEM: a replica admits a uid that it knows to be pending.
     """
@@ -163,7 +163,7 @@ def grant(world: World, bounds: Bounds) -> Iterator[Step]:
                     change(world, {i: _yes(place(pod, r, AWAY))}),
                 )
             if pod.at[r] == WAITING and left(world, r, bounds) > 0:
-                yield ("{} grants p{}", name(r), i), change(world, {i: _yes(place(pod, r, GRANTED))})
+                yield ("{} admits p{} from its reservation", name(r), i), change(world, {i: _yes(place(pod, r, SPENT))})
 
 
 def _yes(pod: Pod) -> Pod:
@@ -189,17 +189,17 @@ def sync_and_flush(world: World, bounds: Bounds) -> Iterator[Step]:
         if replica.write != NO_WRITE or not world.exists or _is_lost(world, r, bounds):
             continue
         waiting = [i for i, pod in enumerate(world.pods) if pod.at[r] == WAITING]
-        granted = tuple(i for i, pod in enumerate(world.pods) if pod.at[r] == GRANTED)
+        spent = tuple(i for i, pod in enumerate(world.pods) if pod.at[r] == SPENT)
         groups = {(), *((i,) for i in waiting), *([tuple(waiting)] if not bounds.reserve else [])}
         for group in sorted(groups):
             for amount in range(bounds.reserve + 1):
-                if not (group or granted or replica.reserved or amount):
+                if not (group or spent or replica.reserved or amount):
                     continue
                 # A write that adds a pod keeps the reservation, or reduces it by the charges admitted from it. Only a
                 # write that adds no pod may set any other reservation.
-                if group and amount not in (replica.reserved - len(granted), replica.reserved):
+                if group and amount not in (replica.reserved - len(spent), replica.reserved):
                     continue
-                batch = Batch(r, group, granted, amount)
+                batch = Batch(r, group, spent, amount)
                 if fits(world, batch, bounds):
                     yield send(world, batch, bounds)
 
@@ -280,7 +280,7 @@ def outcomes(world: World, bounds: Bounds) -> Iterator[Step]:
             pods = {i: _confirmed(pod, r, bounds) for i, pod in enumerate(world.pods) if pod.at[r] in BACK}
             yield ("{} has its write confirmed", name(r)), change(world, pods, {r: Replica(write.reserve, age)})
         elif write == NO_WRITE and world.exists and _is_lost(world, r, bounds):
-            pods = {i: place(pod, r, AWAY) for i, pod in enumerate(world.pods) if pod.at[r] == GRANTED}
+            pods = {i: place(pod, r, AWAY) for i, pod in enumerate(world.pods) if pod.at[r] == SPENT}
             yield ("{} finds its reservation gone", name(r)), change(world, pods, {r: Replica(0, bounds.lasting + 1)})
         # A replica without a reservation may write again from the same version: only one of the two writes lands, and
         # no pod is admitted before its write is confirmed. A replica with a reservation would not know how much of it
@@ -335,7 +335,7 @@ def crash(world: World, bounds: Bounds) -> Iterator[Step]:
         yield ("{} crashes and starts again", name(r)), after
 
 
-RULES: tuple[Rule, ...] = (api_server, time_passes, grant, sync_and_flush, writes_land, outcomes, crash)
+RULES: tuple[Rule, ...] = (api_server, time_passes, spend, sync_and_flush, writes_land, outcomes, crash)
 
 
 def serving(world: World, bounds: Bounds) -> Iterator[Step]:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 # The states of a pod. In the state NEVER, the pod's deadline has passed, so the pod is never stored.
 NEW, ASKED, STORED, DELETED, NEVER = range(5)
 
-# The place of a pod in one replica. AWAY: the replica has no work with the pod. WAITING: the caller waits. GRANTED:
+# The place of a pod in one replica. AWAY: the replica has no work with the pod. WAITING: the caller waits. SPENT:
 # admitted from the reservation. FLUSHED: admitted before, and now part of the pending write. SYNCED: part of the
 # pending write, which admits it.
-AWAY, WAITING, GRANTED, FLUSHED, SYNCED = range(5)
+AWAY, WAITING, SPENT, FLUSHED, SYNCED = range(5)
 
 NOT_PENDING = -1
 NOT_HELD = -1
@@ -244,7 +244,7 @@ def _simplified(pod: Pod, deadline: int) -> Pod:
 
 def _without_use(replica: Replica, number: int, pods: tuple[Pod, ...], longest: int) -> Replica:
     reserved, age, write = replica
-    if age <= longest and reserved <= sum(pod.at[number] in (GRANTED, FLUSHED) for pod in pods):
+    if age <= longest and reserved <= sum(pod.at[number] in (SPENT, FLUSHED) for pod in pods):
         return Replica(reserved, longest + 1, _without_age(write, longest))  # the replica has no reserved room left
     return replica if write.reserve else Replica(reserved, age, _without_age(write, longest))
 

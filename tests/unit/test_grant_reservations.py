@@ -52,12 +52,12 @@ def admitted_by(world: ReservationWorld, replica: int, number: int) -> int:
 
 
 def test_a_reservation_admits_nothing_after_the_grant_that_sized_it_has_ended(world: ReservationWorld) -> None:
-    granted = world.granted
+    spent = world.spent
     assert admitted_by(world, A, 1) == 1
-    assert world.granted == granted + 1
+    assert world.spent == spent + 1
     end_grant(world)
     assert [admitted_by(world, replica, 3) for replica in (A, B)] == [0, 0]
-    assert world.granted == granted + 1
+    assert world.spent == spent + 1
 
 
 @pytest.mark.parametrize("seconds", [0.5, 2.0, 5.0])

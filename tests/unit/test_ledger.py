@@ -195,8 +195,8 @@ UNWATCHED = Ledger(ONE, "7", {}, {"M40@5": UNSEEN})
 def test_a_deleted_pod_that_may_still_run_stays_charged(
     ledger: Ledger, view: ObservedPods, ended: str, recounted: Ledger
 ) -> None:
-    assert recount(ledger, view, Expired(ended=ended)) == recounted
-    assert recount(recounted, view, Expired(ended=ended)).terminating == recounted.terminating
+    assert recount(ledger, view, Expired(terminating=ended)) == recounted
+    assert recount(recounted, view, Expired(terminating=ended)).terminating == recounted.terminating
 
 
 def test_an_absent_pod_that_may_have_been_deleted_unseen_stays_charged() -> None:
@@ -214,7 +214,7 @@ RESERVED = {"ended": Reservation(ONE, 1), "running": Reservation(ONE, 1)}
 )
 def test_a_reservation_is_reaped_in_the_write_that_counts_its_pods(version: str, recounted: Ledger) -> None:
     ledger, view = Ledger({}, "5", reserved=RESERVED), ObservedPods(version, ONE, {"a"}, since=version)
-    assert recount(ledger, view, Expired(reaped={"ended"})) == recounted
+    assert recount(ledger, view, Expired(replicas={"ended"})) == recounted
 
 
 @cases(

@@ -222,14 +222,14 @@ def test_a_pod_with_a_long_grace_period_is_never_admitted_from_a_reservation(
     api.date = lambda: datetime.fromtimestamp(clock.now, UTC)
     given = {"quota": NamespaceQuota({"M40": Limit(10_000)}), "deadline": clock.now + PATIENT, "created": clock.now}
 
-    async def granted() -> list[float | None]:
+    async def spent() -> list[float | None]:
         for uid in map(str, range(8)):
             await replica.ledgers.charge(asked(uid, **given))
-        before = replica.counted("granted_total")
+        before = replica.counted("spent_total")
         await replica.ledgers.charge(asked("last", **given, **fields))
-        return [before, replica.counted("granted_total")]
+        return [before, replica.counted("spent_total")]
 
-    before, after = asyncio.run(granted())
+    before, after = asyncio.run(spent())
     assert before
     assert after == before
 
@@ -240,7 +240,7 @@ def test_a_charge_admitted_from_a_reservation_is_used_at_once(api: ApiDouble, re
 
     async def under_load() -> Mapping[str, Usage]:
         for uid in map(str, range(8)):
-            if replica.counted("granted_total"):
+            if replica.counted("spent_total"):
                 break
             await replica.ledgers.charge(asked(uid, quota=limit, deadline=clock.now + PATIENT, created=clock.now))
         api.forget_calls()

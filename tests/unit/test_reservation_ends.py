@@ -65,7 +65,7 @@ def test_a_reservation_is_reaped_when_none_of_its_pods_can_be_stored_any_more(
     """The leader measures the age of the reservation by its own clock, from the time when it first saw it."""
     world.crash(A)
     world.recount(leader)
-    [holder] = world.ledger().reserved
+    [replica] = world.ledger().reserved
     world.pass_by((RESERVATION_SECONDS + STORABLE_SECONDS + MARGIN_SECONDS) / rate - 0.1)
     world.recount(leader)
     assert world.ledger().reserved
@@ -74,7 +74,7 @@ def test_a_reservation_is_reaped_when_none_of_its_pods_can_be_stored_any_more(
         world.recount(leader)
     assert world.ledger().reserved == {}
     told = [line for line in logs if line["event"] == "releasing the reservation of a replica that has ended"]
-    assert [(line["namespace"], line["holder"]) for line in told] == [("team-a", holder)]
+    assert [(line["namespace"], line["replica"]) for line in told] == [("team-a", replica)]
 
 
 def test_the_list_that_counts_a_reaped_reservations_pods_begins_after_its_time(world: ReservationWorld) -> None:

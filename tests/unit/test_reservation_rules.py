@@ -30,13 +30,13 @@ def test_nothing_admits_too_much_and_nothing_stays_charged(scenario: scenarios.S
 
 # Each of these functions breaks the rule that `MUTANTS` has for it. The scenarios must detect this.
 
-grant, send, confirmed = ReplicaReservation.grant, ReplicaReservation.send, ReplicaReservation.confirmed
+spend, send, confirmed = ReplicaReservation.spend, ReplicaReservation.send, ReplicaReservation.confirmed
 observe, flushed, start = ReplicaReservation.observe, ReplicaReservation.flushed, ReplicaReservation.__init__
 
 
-def granted_without_room(reservation: ReplicaReservation, uid: str, asked: Pending, created: float) -> bool:
+def spent_without_room(reservation: ReplicaReservation, uid: str, asked: Pending, created: float) -> bool:
     reservation._left[asked.model] = asked.charge
-    return grant(reservation, uid, asked, created)
+    return spend(reservation, uid, asked, created)
 
 
 def counted_from_the_answer(reservation: ReplicaReservation, answered: float) -> None:
@@ -61,12 +61,12 @@ def sent_with_the_old(
     return sent
 
 
-def flushed_without_granted(reservation: ReplicaReservation, ledger: Ledger) -> Ledger:
+def flushed_without_spent(reservation: ReplicaReservation, ledger: Ledger) -> Ledger:
     return msgspec.structs.replace(flushed(reservation, ledger), pending=ledger.pending)
 
 
-def confirmed_without_later_grants(reservation: ReplicaReservation, answered: float) -> None:
-    reservation.granted = {}
+def confirmed_without_later_charges(reservation: ReplicaReservation, answered: float) -> None:
+    reservation.spent = {}
     confirmed(reservation, answered)
 
 
@@ -75,13 +75,13 @@ def undiminished(reservation: ReplicaReservation) -> dict[str, Charge]:
 
 
 def blind_to_its_removal(reservation: ReplicaReservation, ledger: Ledger) -> None:
-    missing = {} if reservation.holder in ledger.reserved else {reservation.holder: Reservation({}, -1)}
+    missing = {} if reservation.replica in ledger.reserved else {reservation.replica: Reservation({}, -1)}
     observe(reservation, msgspec.structs.replace(ledger, reserved={**ledger.reserved, **missing}))
 
 
 def started_as_the_same(reservation: ReplicaReservation, *clock: Any) -> None:
     start(reservation, *clock)
-    reservation.holder = "the same"
+    reservation.replica = "the same"
 
 
 def planned_without_others(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
@@ -165,10 +165,10 @@ MUTANTS = {
         Ledger, "reserved_of", uncounted, scenarios.others_take_all_that_is_left, OVER
     ),
     "a charge must fit the rest of the reservation": Broken(
-        ReplicaReservation, "grant", granted_without_room, scenarios.others_take_all_that_is_left, OVER
+        ReplicaReservation, "spend", spent_without_room, scenarios.others_take_all_that_is_left, OVER
     ),
     "a reservation expires": Broken(
-        own_reservations, "RESERVATION_SECONDS", math.inf, scenarios.granted_past_its_time, LOST
+        own_reservations, "RESERVATION_SECONDS", math.inf, scenarios.spent_past_its_time, LOST
     ),
     "a reservation counts from when its write was sent": Broken(
         ReplicaReservation, "confirmed", counted_from_the_answer, scenarios.its_time_counts_from_before_the_write, LOST
@@ -197,12 +197,12 @@ MUTANTS = {
         OVER,
     ),
     "a flush writes the admitted charges": Broken(
-        ReplicaReservation, "flushed", flushed_without_granted, scenarios.what_was_granted_is_in_the_next_write, LOST
+        ReplicaReservation, "flushed", flushed_without_spent, scenarios.what_was_spent_is_in_the_next_write, LOST
     ),
     "a flush keeps the charges that were admitted during it": Broken(
         ReplicaReservation,
         "confirmed",
-        confirmed_without_later_grants,
+        confirmed_without_later_charges,
         scenarios.created_while_a_write_is_under_way,
         LOST,
     ),
@@ -267,18 +267,18 @@ MUTANTS = {
         ChargeAges,
         "reservations",
         reservations_as(seconds=0),
-        scenarios.reaped_when_what_it_granted_last_is_no_longer_stored,
+        scenarios.reaped_when_what_it_spent_last_is_no_longer_stored,
         LOST,
     ),
     "a reservation is reaped only after the storable time": Broken(
         charge_ages,
         "MARGIN_SECONDS",
         -STORABLE_SECONDS,
-        scenarios.reaped_when_what_it_granted_last_is_no_longer_stored,
+        scenarios.reaped_when_what_it_spent_last_is_no_longer_stored,
         LOST,
     ),
     "a reservation is reaped only after a margin": Broken(
-        charge_ages, "MARGIN_SECONDS", 0, scenarios.reaped_when_what_it_granted_last_is_no_longer_stored, LOST
+        charge_ages, "MARGIN_SECONDS", 0, scenarios.reaped_when_what_it_spent_last_is_no_longer_stored, LOST
     ),
     "a renewed reservation is not reaped": Broken(
         ChargeAges,

@@ -14,9 +14,9 @@ from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from webhook.ledger.reservations import (
     CREATED_SECONDS,
     GIVE_WAY_SECONDS,
-    MAX_GRANTED,
+    MAX_SPENT,
     MAX_WRITE_SECONDS,
-    MIN_GRANTS,
+    MIN_CHARGES,
     WRITE_SECONDS,
     Demand,
     ReplicaReservation,
@@ -31,16 +31,16 @@ def cards(number: int) -> Charge:
     return Charge(100 * number, 0, 100 * number)
 
 
-def demand(seconds: float = 2.0, **grants: Sequence[Charge]) -> Demand:
-    """Return a demand for V100: a charge ``seconds`` ago, another one halfway, and the charges in ``grants`` now."""
+def demand(seconds: float = 2.0, **charges: Sequence[Charge]) -> Demand:
+    """Return a demand for V100: a charge ``seconds`` ago, another one halfway, and the charges in ``charges`` now."""
     now = 0.0
     demand = Demand(lambda: now)
     demand.add("first", "V100", CARD)
     now = seconds / 2
     demand.add("second", "V100", CARD)
     now = seconds
-    for model, charges in grants.items():
-        for number, charge in enumerate(charges):
+    for model, each in charges.items():
+        for number, charge in enumerate(each):
             demand.add(f"{model}-{number}", model, charge)
     return demand
 
@@ -58,7 +58,7 @@ def reserving(number: int) -> tuple[ReplicaReservation, Ledger]:
 
 def admitted(lease: ReplicaReservation, *uids: str) -> list[str]:
     """Return the uids that the reservation admits, in the order of ``uids``. Each is charged one card."""
-    return [uid for uid in uids if lease.grant(uid, Pending("M40", CARD), created=0.0)]
+    return [uid for uid in uids if lease.spend(uid, Pending("M40", CARD), created=0.0)]
 
 
 @pytest.mark.parametrize(("seconds", "uids"), [(RESERVATION_SECONDS, ["a"]), (RESERVATION_SECONDS + 0.1, [])])
@@ -101,7 +101,7 @@ def test_charges_admitted_during_a_write_use_up_the_next_reservation_and_are_in_
     lease.send(lease.flushed(ledger), {"M40": cards(2)})
     admitted(lease, "b")
     lease.confirmed(answered=0.0)
-    assert list(lease.granted) == ["b"]
+    assert list(lease.spent) == ["b"]
     assert admitted(lease, "c", "d") == ["c"]
 
 
@@ -114,7 +114,7 @@ def test_the_counter_shows_whether_a_write_without_an_answer_was_stored(
     admitted(lease, "a")
     new = lease.send(lease.flushed(old), {"M40": cards(4)})
     lease.observe(new if stored else old)
-    assert list(lease.granted) == unwritten
+    assert list(lease.spent) == unwritten
     assert admitted(lease, "b") == uids
 
 
@@ -136,7 +136,7 @@ def test_a_reservation_admits_only_by_the_quota_that_sized_it() -> None:
 
 
 def test_each_start_of_a_replica_has_a_reservation_of_its_own() -> None:
-    assert len({ReplicaReservation().holder for _ in range(3)}) == 3
+    assert len({ReplicaReservation().replica for _ in range(3)}) == 3
 
 
 def test_a_new_waiting_mark_makes_a_replica_give_way_for_two_seconds() -> None:
@@ -153,9 +153,9 @@ def test_a_new_waiting_mark_makes_a_replica_give_way_for_two_seconds() -> None:
 
 
 @cases(
-    "limit, used, other_replicas, grants, reserved",
+    "limit, used, other_replicas, charges, reserved",
     five_seconds_of_the_demand=(1000, 0, 0, 12, 30),
-    little_demand_nothing=(1000, 0, 0, MIN_GRANTS - 3, 0),
+    little_demand_nothing=(1000, 0, 0, MIN_CHARGES - 3, 0),
     at_most_a_tenth_of_the_room=(100, 40, 0, 12, 6),
     at_most_a_quarter_with_the_other_replicas=(100, 40, 3, 12, 3),
     room_for_20_is_enough=(60, 40, 0, 12, 2),
@@ -163,13 +163,13 @@ def test_a_new_waiting_mark_makes_a_replica_give_way_for_two_seconds() -> None:
     over_a_lowered_limit_nothing=(60, 80, 0, 12, 0),
 )
 def test_a_reservation_is_the_demand_of_five_seconds_within_a_part_of_the_room(
-    limit: int, used: int, other_replicas: int, grants: int, reserved: int
+    limit: int, used: int, other_replicas: int, charges: int, reserved: int
 ) -> None:
     others = {str(number): Reservation({}, 1) for number in range(other_replicas)}
     ledger = Ledger({"M40": cards(used)}, reserved=others)
     quota = NamespaceQuota({"M40": Limit(100 * limit)})
     wanted = {"M40": cards(reserved)} if reserved else {}
-    assert plan_reservation(ledger, quota, demand(M40=[CARD] * grants)).charges == wanted
+    assert plan_reservation(ledger, quota, demand(M40=[CARD] * charges)).charges == wanted
 
 
 def test_quota_that_other_replicas_reserve_is_not_free() -> None:
@@ -189,14 +189,14 @@ def test_a_model_with_little_demand_is_reserved_together_with_others() -> None:
     """The pods of a namespace are spread over its models, so a replica gets few pods of each model."""
     quota = NamespaceQuota({"M40": Limit(100_000), "P100": Limit(100_000)})
     reserved = plan_reservation(Ledger(), quota, demand(M40=[CARD] * 12, P100=[CARD])).charges
-    assert reserved == {"M40": cards(30), "P100": cards(MIN_GRANTS)}
+    assert reserved == {"M40": cards(30), "P100": cards(MIN_CHARGES)}
 
 
 def test_a_replica_reserves_with_its_first_charge_if_others_have_charges_pending() -> None:
     """If only its own charges counted, each of many replicas would write four times before its first reservation."""
     own, limits = Demand(lambda: 0.0), NamespaceQuota({"M40": Limit(100_000)})
     own.add("own", "M40", CARD)
-    others = {str(number): Pending("M40", CARD) for number in range(MIN_GRANTS - 1)}
+    others = {str(number): Pending("M40", CARD) for number in range(MIN_CHARGES - 1)}
     assert plan_reservation(Ledger(pending={**others, "own": Pending("M40", CARD)}), limits, own).charges == {
         "M40": cards(50)
     }
@@ -236,22 +236,22 @@ def test_demand_is_the_charges_of_the_last_four_seconds() -> None:
 
 
 @cases(
-    "reserved, granted, seconds, due",
+    "reserved, spent, seconds, due",
     few_new_charges=(400, 1, 0.5, False),
     a_second_after_the_last_write=(400, 1, WRITE_SECONDS, True),
     without_new_charges_to_read_the_mark_of_waiting_replicas=(400, 0, WRITE_SECONDS, True),
     more_than_a_quarter_is_left=(10, 7, 0.5, False),
     less_than_a_quarter_is_left=(10, 8, 0.5, True),
-    many_new_charges=(400, MAX_GRANTED, 0.5, True),
+    many_new_charges=(400, MAX_SPENT, 0.5, True),
 )
 def test_admitted_charges_are_written_when_a_write_is_due(
-    reserved: int, granted: int, seconds: float, *, due: bool
+    reserved: int, spent: int, seconds: float, *, due: bool
 ) -> None:
     now = 0.0
     reservation = ReplicaReservation(lambda: now)
     reservation.send(Ledger(), {"M40": cards(reserved)})
     reservation.confirmed(answered=0.0)
-    assert all(reservation.grant(str(number), Pending("M40", CARD), created=0.0) for number in range(granted))
+    assert all(reservation.spend(str(number), Pending("M40", CARD), created=0.0) for number in range(spent))
     now = seconds
     assert reservation.is_due is due
 
@@ -287,15 +287,15 @@ def test_without_the_time_of_creation_or_of_the_answer_nothing_is_admitted_from_
         reservation = ReplicaReservation(lambda: 0.0)
         reservation.send(Ledger(), {"M40": cards(10)})
         reservation.confirmed(answered)
-        assert not reservation.grant("uid", Pending("M40", CARD), created)
+        assert not reservation.spend("uid", Pending("M40", CARD), created)
 
 
-@pytest.mark.parametrize(("seconds", "granted"), [(CREATED_SECONDS, True), (CREATED_SECONDS + 1, False)])
+@pytest.mark.parametrize(("seconds", "spent"), [(CREATED_SECONDS, True), (CREATED_SECONDS + 1, False)])
 def test_an_object_created_too_long_after_the_last_write_is_not_admitted_from_a_reservation(
-    seconds: int, *, granted: bool
+    seconds: int, *, spent: bool
 ) -> None:
     """The API server's clock gives both times. A large difference means that this machine was suspended."""
     reservation = ReplicaReservation(lambda: 0.0)
     reservation.send(Ledger(), {"M40": cards(10)})
     reservation.confirmed(answered=1_000_000.0)
-    assert reservation.grant("uid", Pending("M40", CARD), created=1_000_000.0 + seconds) is granted
+    assert reservation.spend("uid", Pending("M40", CARD), created=1_000_000.0 + seconds) is spent

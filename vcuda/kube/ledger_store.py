@@ -189,7 +189,7 @@ class LedgerStore(NamespaceCounter):
     def _counted(self, namespace: str, ledger: Ledger, timeout: float) -> Ledger:
         """List a namespace's pods, and return ``ledger`` as an open ledger with the charges in this LIST."""
         observed = self.count_pods(namespace, timeout)
-        counted = recount(ledger, observed, Expired(reaped={LOST}), counted_since=observed.resource_version)
+        counted = recount(ledger, observed, Expired(replicas={LOST}), counted_since=observed.resource_version)
         if counted.lost:
             raise errors.Unavailable("the ledger was counted by a newer quota ConfigMap than this replica has read")
         return counted

@@ -109,9 +109,9 @@ class Expired(msgspec.Struct, frozen=True):
     unsure: Mapping[str, int] = {}
     """By uid in ``absent``: for how many seconds the object's containers may still run. The value is 0 unless the
     object may have been stored, and deleted by force, while no watch ran."""
-    ended: Collection[str] = frozenset()
+    terminating: Collection[str] = frozenset()
     """The keys of terminating charges that have expired, because the containers of the deleted pods have ended."""
-    reaped: Collection[str] = frozenset()
+    replicas: Collection[str] = frozenset()
     """The webhook replicas that have ended. Their reservations (quota held in advance) are removed. The count must come
     from a LIST that began when no pod that these replicas admitted could be stored any more."""
 
@@ -137,7 +137,7 @@ def recount(
         return left
     # 3. Count the observed objects. A deleted object stays charged while its containers may still run.
     claims = observed.claims or ObservedClaims(ledger.claim_resource_version, ledger.claimed, ())
-    had = {*ledger.terminating, *expired.ended}
+    had = {*ledger.terminating, *expired.terminating}
     room = MAX_TERMINATING - len(left.terminating)
     pods = _Departed.of(observed, had, room)
     claimed = _Departed.of(claims, had, room - len(pods.held))
@@ -151,7 +151,7 @@ def recount(
         config_version=observed.config_version,
         claimed=claimed.committed,
         claim_resource_version=claims.resource_version,
-        reserved={replica: each for replica, each in ledger.reserved.items() if replica not in expired.reaped},
+        reserved={replica: each for replica, each in ledger.reserved.items() if replica not in expired.replicas},
         waiting=ledger.waiting,
         graces=observed.graces,
         claim_grace=_claim_grace(ledger, observed),
@@ -164,7 +164,7 @@ def recount(
 
 def _without_expired(ledger: Ledger, expired: Expired) -> Ledger:
     absent = ledger.pending.keys() & expired.absent
-    ended = ledger.terminating.keys() & expired.ended
+    ended = ledger.terminating.keys() & expired.terminating
     if not (absent or ended):
         return ledger
     held = {

@@ -111,7 +111,7 @@ class FreshCount:
         if now < self._since + max((each.seconds for each in new.values()), default=0) + MARGIN_SECONDS:
             return ledger
         # The grace periods of the missing pods have passed, so these pods have ended. Remove their terminating charges.
-        return recount(counted, first, Expired(ended=new.keys()))
+        return recount(counted, first, Expired(terminating=new.keys()))
 
     async def _begun_now(self, deadline: float) -> ObservedPods | None:
         observed = await self._lists.result(deadline)

@@ -137,7 +137,7 @@ class NamespaceLedger:
 
     async def charge(self, request: ChargeRequest) -> Decision:
         """Admit a charge from the reservation. If it has no room there, decide it with all waiting charges."""
-        decision: Decision | None = self._grant(request)
+        decision: Decision | None = self._spend(request)
         if decision is None:
             started = self._shared.clock()
             decision = await self._committer.serve(request, request.deadline)
@@ -182,17 +182,17 @@ class NamespaceLedger:
         if last_batch > 1:
             await self._shared.sleep(GATHER_SECONDS)
 
-    def _grant(self, request: ChargeRequest) -> Admitted | None:
+    def _spend(self, request: ChargeRequest) -> Admitted | None:
         """Admit a charge from the reservation, to write it later. Return None if the charge must be written first."""
-        crowded = len(self._noted.pending) + len(self._reserved.granted) >= rules.MAX_PENDING
+        crowded = len(self._noted.pending) + len(self._reserved.spent) >= rules.MAX_PENDING
         # If no watch reports the deletion of a pod, only a grace period in the ledger keeps its charge until the pod
         # has ended. So the charge of a pod with a long grace period is written before the pod is admitted.
         if request.dry_run or request.grace or crowded or not self._reserved.is_by(_terms(request, self._shared.store)):
             return None
         asked = Pending(request.model, request.charge)
-        if not self._reserved.grant(request.uid, asked, request.created):
+        if not self._reserved.spend(request.uid, asked, request.created):
             return None
-        self._shared.metrics.granted.inc()
+        self._shared.metrics.spent.inc()
         self._demand.add(request.uid, request.model, request.charge)
         usage = self._usages.get(request.model, Usage())
         usage = msgspec.structs.replace(usage, used=usage.used + request.charge, pending=usage.pending + request.charge)
@@ -298,7 +298,7 @@ class NamespaceLedger:
             ledger = self._ask_for_room(ledger)
         changed = decided.changed or ledger is not decided.ledger
         gives_back = self._reserved.active and not calls and stored.version
-        if (changed and own) or stored.opens or self._reserved.granted or gives_back:
+        if (changed and own) or stored.opens or self._reserved.spent or gives_back:
             self._note_demand(calls, decided.decisions)
             for call in calls:
                 call.late = UNSURE  # the result for a call whose deadline passes during the write

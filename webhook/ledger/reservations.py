@@ -19,7 +19,7 @@ from vcuda.quota.model import CORES_PER_CARD, Charge, Cores, Limit, NamespaceQuo
 
 RATE_SECONDS = 4.0
 """A replica measures its demand for quota over this many seconds. After this time without demand, it releases its
-reservation. The time is long enough that one charge per second makes `MIN_GRANTS` charges."""
+reservation. The time is long enough that one charge per second makes `MIN_CHARGES` charges."""
 
 TARGET_SECONDS = 5.0
 """A replica reserves quota for the demand of this many seconds. Its next ledger write follows earlier, after at most
@@ -29,7 +29,7 @@ MIN_SPAN_SECONDS = 0.1
 """The shortest time in seconds over which a replica measures demand. Without this minimum, a few simultaneous charges
 would look like a high rate, and the replica would reserve too much quota."""
 
-MIN_GRANTS = 4
+MIN_CHARGES = 4
 """A replica reserves quota for at least this many charges, unless its share of the free quota is smaller. It reserves
 nothing if it admitted fewer charges within `RATE_SECONDS` and the ledger has fewer pending charges. Pending charges
 show the demand at all replicas. So a replica may reserve quota before it has had this demand itself."""
@@ -47,7 +47,7 @@ writes the ledger after an eighth of this time, but within `WRITE_SECONDS` and `
 SPENT_PART = 4
 """A replica writes the ledger, and reserves quota again, when only a quarter of its reservation is left."""
 
-MAX_GRANTED = 128
+MAX_SPENT = 128
 """A replica writes the ledger immediately when it has admitted this many charges from its reservation. The write makes
 them pending charges, of which a ledger has at most `MAX_PENDING`."""
 
@@ -159,7 +159,7 @@ def plan_reservation(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> P
     """
     replicas = len(ledger.reserved) + 1
     part = max(PART_OF_ROOM * replicas, PART_OF_REPLICA)
-    busy = max(sum(number for number, _ in demand.recent().values()), len(ledger.pending)) >= MIN_GRANTS
+    busy = max(sum(number for number, _ in demand.recent().values()), len(ledger.pending)) >= MIN_CHARGES
     charges: dict[str, Charge] = {}
     full_seconds = math.inf
     # The free cards of all models together, and how many of them this replica may still reserve.
@@ -171,7 +171,7 @@ def plan_reservation(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> P
             continue
         room = min(_room(quota.limits[model], ledger.usage(model).used, mean), free // mean.cores)
         full_seconds = min(full_seconds, room * demand.seconds / (number * replicas))
-        wanted = max(math.ceil(number * TARGET_SECONDS / demand.seconds), MIN_GRANTS)
+        wanted = max(math.ceil(number * TARGET_SECONDS / demand.seconds), MIN_CHARGES)
         most = min(wanted, room // part, left // mean.cores)
         if busy and most and room >= MIN_ROOM:
             charges[model] = mean * most
@@ -206,18 +206,18 @@ class _Sent(msgspec.Struct, frozen=True):
 
 
 class ReplicaReservation:
-    """The reservation of one webhook replica in one ledger, and the charges granted from it.
+    """The reservation of one webhook replica in one ledger, and the charges spent from it.
 
-    A granted charge is a charge that the replica has admitted from its reservation and has not yet written.
+    A spent charge is a charge that the replica has admitted from its reservation and has not yet written.
     ``clock`` must also count the time in which the machine is suspended. One event loop must make all calls.
     """
 
     def __init__(self, clock: Callable[[], float] = boot_seconds) -> None:
         self._clock = clock
-        # The id of the reservation's owner changes at each restart, because a restarted replica has no list of the
+        # The id of the replica changes at each restart, because a restarted replica has no list of the
         # charges that it admitted from its earlier reservation.
-        self.holder = secrets.token_urlsafe(9)
-        self.granted: dict[str, Pending] = {}
+        self.replica = secrets.token_urlsafe(9)
+        self.spent: dict[str, Pending] = {}
         self._reserved: Mapping[str, Charge] = {}
         self._terms: object = None
         self._counter = 0
@@ -232,12 +232,12 @@ class ReplicaReservation:
     @property
     def active(self) -> bool:
         """Whether a reservation or unwritten charges exist, so that this replica must write the ledger again later."""
-        return bool(self._reserved or self.granted or self._sent)
+        return bool(self._reserved or self.spent or self._sent)
 
     @property
     def is_due(self) -> bool:
         """True if the ledger must be written now: many charges are unwritten, time is up, or little quota is left."""
-        if len(self.granted) >= MAX_GRANTED or self._clock() >= self._due_at:
+        if len(self.spent) >= MAX_SPENT or self._clock() >= self._due_at:
             return True
         left = ((each, self._left.get(model, Charge())) for model, each in self._reserved.items())
         return any(rest.cores * SPENT_PART <= each.cores for each, rest in left)
@@ -252,7 +252,7 @@ class ReplicaReservation:
         # A reservation that was sized by an earlier, larger limit could admit a charge beyond the present limit.
         return self._terms == terms and (self._sent is None or self._sent.terms == terms)
 
-    def grant(self, uid: str, asked: Pending, created: float) -> bool:
+    def spend(self, uid: str, asked: Pending, created: float) -> bool:
         """Admit a charge from the reservation and return True. Return False if the ledger must be written first.
 
         ``created``: the creationTimestamp of the pod or claim, in Unix seconds.
@@ -261,11 +261,11 @@ class ReplicaReservation:
         # expired. So the object must also have been created before it expires, by the clock of the API server.
         if self._clock() > self._until or created > self._created_until:
             return False
-        if uid not in self.granted:
+        if uid not in self.spent:
             left = self._left.get(asked.model, Charge())
             if not left.covers(asked.charge):
                 return False
-            self.granted[uid] = asked
+            self.spent[uid] = asked
             self._left[asked.model] = left - asked.charge
         return True
 
@@ -274,7 +274,7 @@ class ReplicaReservation:
 
         The caller must ensure that the API server can no longer store an earlier write of this replica.
         """
-        own, sent = ledger.reserved.get(self.holder), self._sent
+        own, sent = ledger.reserved.get(self.replica), self._sent
         if sent and own and own.counter == sent.reservation.counter:
             # The API server stored the last write at an unknown time. So the replica admits nothing more from the
             # reservation until the API server confirms another write.
@@ -291,16 +291,16 @@ class ReplicaReservation:
         self._waiting = ledger.waiting
 
     def forget(self) -> None:
-        """Forget the reservation and the granted charges, because the ledger no longer has the reservation."""
-        self._reserved, self.granted, self._sent, self._left = {}, {}, None, {}
+        """Forget the reservation and the spent charges, because the ledger no longer has the reservation."""
+        self._reserved, self.spent, self._sent, self._left = {}, {}, None, {}
         self._until = self._due_at = -math.inf
 
     def flushed(self, ledger: Ledger) -> Ledger:
         """Return the ledger without this replica's reservation. The charges admitted from it become pending charges."""
-        if self.holder not in ledger.reserved and not self.granted:
+        if self.replica not in ledger.reserved and not self.spent:
             return ledger
-        others = {holder: each for holder, each in ledger.reserved.items() if holder != self.holder}
-        return msgspec.structs.replace(ledger, reserved=others, pending={**self.granted, **ledger.pending})
+        others = {replica: each for replica, each in ledger.reserved.items() if replica != self.replica}
+        return msgspec.structs.replace(ledger, reserved=others, pending={**self.spent, **ledger.pending})
 
     def send(
         self, ledger: Ledger, charges: Mapping[str, Charge], terms: object = None, next_seconds: float = WRITE_SECONDS
@@ -314,7 +314,7 @@ class ReplicaReservation:
             return ledger
         self._counter += 1
         reservation = Reservation(charges, self._counter)
-        self._sent = _Sent(reservation, frozenset(self.granted), self._clock(), terms, next_seconds)
+        self._sent = _Sent(reservation, frozenset(self.spent), self._clock(), terms, next_seconds)
         # The API server may store this write or not. So the replica may admit only from the smaller of two amounts: the
         # rest of the old reservation, and the new reservation.
         for model, left in self._left.items():
@@ -322,7 +322,7 @@ class ReplicaReservation:
             self._left[model] = left.minimum(after)
         if not charges:
             return ledger
-        return msgspec.structs.replace(ledger, reserved={**ledger.reserved, self.holder: reservation})
+        return msgspec.structs.replace(ledger, reserved={**ledger.reserved, self.replica: reservation})
 
     def confirmed(self, answered: float) -> None:
         """Record that the ledger from `send` was stored. ``answered``: the Unix time of the API server's answer."""
@@ -335,11 +335,11 @@ class ReplicaReservation:
         self._reserved = sent.reservation.charges
         self._until, self._due_at = sent.at + RESERVATION_SECONDS, sent.at + sent.next_seconds
         self._terms = sent.terms
-        self.granted = {uid: each for uid, each in self.granted.items() if uid not in sent.uids}
+        self.spent = {uid: each for uid, each in self.spent.items() if uid not in sent.uids}
         self._left = self._remaining()
 
     def _remaining(self) -> dict[str, Charge]:
         left = dict(self._reserved)
-        for each in self.granted.values():
+        for each in self.spent.values():
             left[each.model] = left.get(each.model, Charge()) - each.charge
         return left
