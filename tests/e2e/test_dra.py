@@ -67,9 +67,9 @@ def team(installation: Installation, controller: ControllerProcess) -> Iterator[
 
 
 def asking(number: int, team: str, *, extended: bool) -> list[Json]:
-    """Return the objects that the user with this number creates.
+    """Return the objects that user ``number`` creates.
 
-    These are, in turn, a claim and its pod, a pod with a claim template, or a pod with an extended resource.
+    Users create, in turn, a claim and its pod, a pod with a claim template, and a pod with an extended resource.
     """
     name, labels = f"train-{number}", {REPLICA: str(number % REPLICAS)}
     made = [
@@ -88,7 +88,7 @@ def given(found: list[Json]) -> dict[str, int]:
 def test_claims_and_pods_that_race_never_get_more_devices_than_the_quota(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """200 users create objects through three webhook replicas. A watch of the claims checks every state."""
+    """200 users create objects through three webhook replicas. A watch checks each state of the claims."""
     cluster.create(template(team, "gpu"))
     extended = has_extended_resources(cluster)
     most: Counter[str] = Counter()
@@ -120,7 +120,7 @@ def tries(told: list[Json]) -> int:
 def test_a_deployment_of_a_template_waits_and_starts_as_soon_as_quota_is_free(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """After so many rejections, Kubernetes' claim controller waits long between its own retries."""
+    """After many rejections, Kubernetes' claim controller waits long before it retries by itself."""
     with limited_team(installation, {"quota": {"A100": 1}}) as team:
         for manifest in (template(team, "gpu"), claiming(team, "holder", resourceClaimTemplateName="gpu")):
             cluster.create(manifest)
@@ -151,7 +151,7 @@ def test_a_deployment_of_a_template_waits_and_starts_as_soon_as_quota_is_free(
 def test_a_card_that_nvidia_s_driver_shares_is_charged_as_the_scheduler_shares_it(
     installation: Installation, controller: ControllerProcess, model: str, asked: Json, parts: int
 ) -> None:
-    """As many claims as a quota of one card admits get the card, and the next claim is rejected."""
+    """A quota of one card admits as many claims as can share the card. The next claim is rejected."""
     assert controller.process.poll() is None
     cluster, wanted = installation.cluster, request(NVIDIA, capacity={"requests": asked})
     with limited_team(installation, {"quota": {model: 1}}) as team:

@@ -1,4 +1,4 @@
-"""Tests of the extender with a real kube-scheduler. Every pod that fits is bound, and no card is allocated twice."""
+"""Tests of the extender with a real kube-scheduler: every pod that fits is bound, and no card is allocated twice."""
 
 import itertools
 import json
@@ -48,7 +48,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("scheduler"), pytest.mar
 
 
 class Site(NamedTuple):
-    """How the extender of a test is served, and how the scheduler calls it.
+    """How a test serves the extender, and how the scheduler calls it.
 
     ``flags``: the flags of a controller that serves the extender.
     """
@@ -98,12 +98,12 @@ def limited(name: str, cores: int, blocks: int) -> Json:
 
 
 def share(cores: int, blocks: int, name: str, scheduler: str = NAME) -> Json:
-    """Return a pod with one container. It requests these cores (100 per card) and blocks of memory (256 MiB each)."""
+    """Return a pod with one container, which requests these cores (100 per card) and blocks of memory (256 MiB)."""
     return pod(limited("main", cores, blocks), metadata={"name": name}, schedulerName=scheduler)
 
 
 def mixed(seed: int, count: int) -> list[Json]:
-    """Return random pods with one to three containers. A container requests a share, whole cards, or no card."""
+    """Return random pods with one to three containers, each of which requests a share, whole cards, or no card."""
     rng = random.Random(seed)  # noqa: S311  # each run has equal pods, because the seed is fixed
     shapes = [(5, 2), (10, 4), (25, 16), (30, 8), (50, 40), (75, 30), (90, 60), (100, 0), (200, 0), (300, 0), (0, 0)]
     weights = [4, 4, 4, 4, 3, 3, 2, 4, 2, 1, 1]
@@ -127,7 +127,7 @@ def create_all(cluster: Cluster, namespace: str, pods: list[Json]) -> None:
 
 
 def bound_with_cards(stored: list[Json]) -> list[Json]:
-    """Return the bound pods that request cards. Asserts that the annotation of each pod names its node."""
+    """Return the bound pods that request cards. The annotation of each pod must name its node."""
     with_cards = [
         each for each in stored if is_bound(each) and any(wanted(one)[0] for one in each["spec"]["containers"])
     ]
@@ -142,7 +142,7 @@ def why_not(stored: Json) -> str:
 
 
 def undecided(stored: list[Json], nodes: list[str]) -> dict[str, str]:
-    """Return, by pod name, the message of each unbound pod that fits on a node or whose message has no reason."""
+    """Return the messages of unbound pods, by name, for each pod that fits on a node or whose message has no reason."""
     used = taken(stored, CARD_MEMORY)
     return {
         each["metadata"]["name"]: why_not(each)
@@ -153,7 +153,7 @@ def undecided(stored: list[Json], nodes: list[str]) -> dict[str, str]:
 
 
 def await_decisions(cluster: Cluster, namespace: str, nodes: list[str], count: int) -> list[Json]:
-    """Wait until each pod is bound, or its status gives the reason why it is not. Return the pods.
+    """Return the pods when each is bound, or has a status with the reason why it is not.
 
     Until then, assert in every state that no card is over-allocated.
     """
@@ -177,7 +177,7 @@ def wake(cluster: Cluster, node: str, value: str = "true") -> None:
 
 @contextmanager
 def waking(cluster: Cluster, node: str) -> Iterator[None]:
-    """Change a label of the node every few seconds, until the block ends."""
+    """Change a label of the node every few seconds, until the ``with`` block ends."""
     ended = threading.Event()
 
     def change() -> None:
@@ -203,7 +203,7 @@ MIXED, SHARES = mixed(7, PODS), [share(20, 12, f"share-{each}") for each in rang
 def test_200_pods_at_once_are_bound_if_they_fit_and_the_rest_show_the_reason(
     cluster: Cluster, serving: ControllerProcess, gpu_nodes: list[str], namespace: str, manifests: list[Json]
 ) -> None:
-    """The mixed pods do not all fit. The pods with equal shares all fit, and fill every card."""
+    """The mixed pods do not all fit. The pods with equal shares all fit, and fill every card completely."""
     create_all(cluster, namespace, manifests)
     stored = await_decisions(cluster, namespace, gpu_nodes, PODS)
     bound = len(bound_with_cards(stored))
@@ -226,8 +226,8 @@ def test_after_the_leader_is_killed_the_next_one_continues_and_no_card_is_alloca
         first.kill()
         before = sum(map(is_bound, cluster.pods(namespace)))
         second.await_log("serving extender")
-        # The first leader has placed pods that it could not bind. When their cards become free, the scheduler tries the
-        # other pods only after an event or after five minutes. Real nodes often send events.
+        # The first leader has placed pods that it could not bind. When their cards become free, the scheduler tries
+        # other pods only after an event of a node, or after five minutes. Real nodes often send events.
         with waking(cluster, gpu_nodes[0]):
             stored = await_decisions(cluster, namespace, gpu_nodes, PODS)
         assert before < sum(map(is_bound, stored))
@@ -271,7 +271,7 @@ def test_a_pod_is_bound_only_to_the_node_where_it_was_placed_last(
 def test_a_binding_is_for_one_version_of_one_pod_and_brings_its_annotations_with_it(
     cluster: Cluster, namespace: str
 ) -> None:
-    """The extender relies on this: the API server stores the annotations, which name the cards, with the binding."""
+    """The annotations name the cards. The extender relies on the API server to store them together with the binding."""
     create_all(cluster, namespace, [share(60, 8, "late", "nobody")])
     path = f"/api/v1/namespaces/{namespace}/pods/late"
     old = cluster.pod(namespace, "late")
@@ -322,8 +322,8 @@ def test_annotations_by_tenants_neither_free_nor_block_a_card(
             cluster.await_object(pods, "waits", lambda found: "no card with 30 cores" in why_not(found))
             tenant.rest.send("DELETE", f"{pods}/mine", {"gracePeriodSeconds": 0}).ok()
             journals = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps"
-            # A card of a pod that was deleted by force becomes free only after the grace period, because the containers
-            # may run until then.
+            # The containers of a pod that was deleted by force may run for the grace period, so its cards become free
+            # only after it.
             cluster.await_object(journals, name_of(node), lambda one: '"mine"' not in one["data"][KEY], PATIENCE)
             wake(cluster, node)
             assert cards_of(cluster.await_bound(namespace, "waits", timeout=PATIENCE)) == [card]
@@ -335,7 +335,7 @@ def cards_of(bound: Json) -> list[int]:
 
 @pytest.fixture
 def extender_account(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
-    """A client with the controller's account, which also has the rights of manifests/components/scheduler."""
+    """A client with the controller's account. The account also has the rights in manifests/components/scheduler."""
     cluster.kubectl("apply", "-f", str(COMPONENT / "rbac.yaml"))
     yield account
     cluster.kubectl("delete", "-f", str(COMPONENT / "rbac.yaml"))
@@ -377,7 +377,7 @@ def test_the_scheduler_uses_the_bind_timeout_for_volumes_in_the_manifest(
 
 @pytest.fixture
 def extended_by_nodes(control_plane: ControlPlane, site: Site, tmp_path: Path) -> Iterator[Component]:
-    """Run a scheduler that sends whole node objects to the extender. By default it sends only their names."""
+    """Run a scheduler that sends whole node objects to the extender. By default it would only send their names."""
     config = config_file(control_plane, site.url, site.credentials, tmp_path, nodeCacheCapable=False)
     with scheduling(control_plane, f"--config={config}") as scheduler:
         yield scheduler

@@ -1,4 +1,4 @@
-"""Tests of failures. No failure leads to the admission of a pod beyond the quota, and the system recovers by itself."""
+"""Tests of failures. No failure makes the system admit a pod beyond the quota, and the system recovers by itself."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ Team = Callable[[Json], str]
 def test_a_pod_that_bypassed_mutate_is_stored_only_if_it_is_pinned_to_an_allowed_model(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The API server ignores a failure of /mutate. Then /validate checks the fields of the pod that would be stored."""
+    """The API server ignores a failed call of /mutate. Then /validate checks the pod as it would be stored."""
     with running(cluster, tmp_path) as own, own.team({"quota": {"M40": 1}}) as namespace:
         await_ready(own)
         with cluster.register_webhooks(validating=own.validating()):
@@ -40,7 +40,7 @@ def test_a_pod_that_bypassed_mutate_is_stored_only_if_it_is_pinned_to_an_allowed
 
 
 def forged(namespace: str, **fields: Json) -> Json:
-    """Return a pod that its user has pinned to a model. /mutate would remove the further ``fields``."""
+    """Return a pod that its user has pinned to a model. ``fields``: fields that /mutate would remove."""
     pod = pinned(card_pod("forged", namespace))
     return {**pod, **{part: {**pod[part], **more} for part, more in fields.items()}}
 
@@ -52,7 +52,7 @@ def told_why(events: list[Json]) -> bool:
 def test_a_client_that_retries_gets_its_pod_once_mutate_answers_and_after_30_s_the_cause(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """kubectl repeats a request after a 429 with Retry-After, and does not repeat it after a 403."""
+    """kubectl repeats a request after a 429 with Retry-After, but not after a 403."""
     with (
         running(cluster, tmp_path) as own,
         own.team({"quota": {"M40": 8}}) as namespace,
@@ -88,7 +88,7 @@ def eventually_rejected(create: Callable[[], Answer]) -> Answer:
 def test_no_pod_bypasses_mutate_while_it_is_down_and_workloads_continue_afterwards(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """A tenant can cause a timeout of /mutate, which the API server ignores because of the failurePolicy Ignore."""
+    """By failurePolicy Ignore, the API server ignores a timeout of /mutate, and a tenant can cause one."""
     with (
         running(cluster, tmp_path) as own,
         own.team({"quota": {"M40": 8}}) as namespace,
@@ -128,7 +128,7 @@ def test_a_webhook_recovers_by_itself_after_its_api_server_was_down(
     cluster.create(card_pod("after", namespace))
     assert cluster.try_create(card_pod("over", namespace)).is_over_quota
     assert installation.charged(namespace) == {"M40": 200}
-    # This call returns when the webhook's watch has delivered the edit of the quota.
+    # This call returns when the webhook's watch has shown the edit of the quota.
     installation.quota.limit(**{namespace: {"quota": {"M40": 3}}})
     cluster.create(card_pod("over", namespace))
 
@@ -138,7 +138,7 @@ Lossy = tuple[Installation, Losses]
 
 @pytest.fixture
 def lossy(cluster: Cluster, tmp_path: Path) -> Iterator[Lossy]:
-    """A webhook whose calls of the API server lose the replies that a test adds to ``losses.wanted``."""
+    """A webhook whose calls of the API server may lose replies: those that a test adds to ``losses.wanted``."""
     losses = Losses()
     with (
         lossy_proxy(cluster, tmp_path / "proxy", losses) as kubeconfig,
@@ -151,7 +151,7 @@ def lossy(cluster: Cluster, tmp_path: Path) -> Iterator[Lossy]:
 def test_a_charge_whose_reply_was_lost_is_found_again_and_counts_once(cluster: Cluster, lossy: Lossy) -> None:
     own, losses = lossy
     with own.team({"quota": {"M40": 2}}) as namespace:
-        # The webhook creates two ConfigMaps: the ledger, and the record that the namespace has had a ledger.
+        # The webhook creates two ConfigMaps: the ledger, and the record that the namespace had a ledger.
         opening = [("POST", "/configmaps"), ("POST", "/configmaps")]
         written = [("PUT", f"/gpu-ledger-{namespace}")]
         for pod, lost in (("first", [*opening, *written]), ("second", written)):

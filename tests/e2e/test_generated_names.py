@@ -1,6 +1,6 @@
 """Tests of creates with generateName.
 
-If a generated name is already in use, the charge of that attempt stays until the controller releases it.
+If a generated name is in use, the attempt leaves a charge, which the controller releases later.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ Each attempt has a new name and uid.
 def test_a_generated_name_in_use_leaves_a_charge_until_the_controller_releases_it(
     cluster: Cluster, installation: Installation, team: Callable[[Json], str]
 ) -> None:
-    """Before the release, a rejection states the number of pending cards."""
+    """Until the release, rejections state the number of pending cards."""
     retries = cluster.control_plane.minor >= FIRST_MINOR_THAT_RETRIES
     namespace = team({"quota": {"M40": 4}})
     generated = {"namespace": namespace, "generateName": "train-", "labels": {LABEL: "true"}}
     uids: list[str] = []
 
     def squat(_path: str, review: Json) -> Json:
-        """Create other pods with the first names under review, so that the API server finds these names in use."""
+        """Create other pods with the first names that are reviewed, so that the API server finds these names in use."""
         request = review["request"]
         uids.append(request["object"]["metadata"]["uid"])
         if len(uids) <= TAKEN:
@@ -48,7 +48,7 @@ def test_a_generated_name_in_use_leaves_a_charge_until_the_controller_releases_i
     assert len(set(uids)) == len(uids) == tries
     assert installation.ledger(namespace).pending.keys() == set(uids)
 
-    # This pod fits only after the release of the charges whose pods were not stored.
+    # This pod fits only after the charges of pods that were never stored are released.
     cards = 4 - retries
     rejected = cluster.try_create(card_pod("next", namespace, cards=cards))
     assert (rejected.status, "Retry-After" in rejected.headers) == (HTTPStatus.FORBIDDEN, False)
@@ -58,7 +58,7 @@ def test_a_generated_name_in_use_leaves_a_charge_until_the_controller_releases_i
     with controlling(installation) as controller:
         await_committed(installation, namespace, **({"M40": 100} if retries else {}))
         told = controller.logs("releasing the charge of an unstored pod")
-        # The controller's log has lines about the ledgers of other tests too, so only lines of this namespace count.
+        # The controller also logs the ledgers of other tests, so only lines of this namespace count.
         vain = {line["uid"] for line in told if line["namespace"] == namespace}
         assert vain == set(uids[:TAKEN])
     assert cluster.try_create(card_pod("next", namespace, cards=3)).status == HTTPStatus.CREATED

@@ -1,6 +1,6 @@
 """Tests of a grant (additional quota for a limited time) on a real cluster.
 
-When the grant begins, a rejected workload runs. When the grant ends, no further pod is admitted.
+When the grant begins, a rejected workload runs. When it ends, no more pods are admitted.
 """
 
 import datetime
@@ -28,7 +28,7 @@ BEGINS_AFTER, LASTS = 12, 20
 
 
 def local_time(moment: float) -> str:
-    """Return a moment as local time in `ZONE`, which is nine hours ahead of UTC."""
+    """Return a moment as local time in `ZONE`, nine hours ahead of UTC."""
     clock = datetime.datetime.fromtimestamp(moment, datetime.timezone(datetime.timedelta(hours=9)))
     return clock.replace(tzinfo=None).isoformat(timespec="seconds")
 
@@ -64,7 +64,7 @@ def test_a_rejected_deployment_runs_during_a_grant_and_nothing_is_admitted_after
         begin = float(int(time.time()) + BEGINS_AFTER)
         installation.quota.limit(**{namespace: dated(begin)})
 
-        # Before the grant begins, the webhook rejects the pods of the Deployment, and its ReplicaSet backs off.
+        # Before the grant begins, the webhook rejects the Deployment's pods, and its ReplicaSet retries less often.
         cluster.create(workload("Deployment", namespace))
         cluster.await_events(namespace, "reason=FailedCreate")
         assert time.time() < begin
@@ -80,7 +80,7 @@ def test_a_rejected_deployment_runs_during_a_grant_and_nothing_is_admitted_after
         [announced, *_] = cluster.await_events(namespace, "reason=GrantEnds")
         assert announced["involvedObject"]["name"] == train["metadata"]["name"]
 
-        # When the grant ends, both pods stay, the usage is above the limit, and a further pod is rejected.
+        # When the grant ends, both pods stay, so the usage is above the limit. Another pod is rejected.
         after = await_usage(cluster, namespace, 1)
         assert time.time() >= begin + LASTS
         assert (after["used"], after["grants"]) == (2, [])

@@ -1,7 +1,7 @@
 """Tests of our client (`vcuda.kube`) with a real API server.
 
-The ledger relies on the tested properties of writes, patches and lists. One test checks how the client uses the
-credentials in a pod.
+The ledger relies on the properties of writes, patches and lists that are tested here. One test checks how the client
+uses the credentials in a pod.
 """
 
 from contextlib import closing
@@ -47,7 +47,7 @@ def test_a_read_of_a_missing_object_raises_not_found(kube: Kube, path: str) -> N
 
 
 def test_patches_are_applied_by_their_content_type(kube: Kube, path: str) -> None:
-    """The client must not send a JSON Patch with the content type of a strategic merge patch."""
+    """The content type of a strategic merge patch must not be used for a JSON Patch."""
     kube.post(path, manifest("first"))
     kube.patch(f"{path}/ledger", b'[{"op": "add", "path": "/data/a.b", "value": "x"}]', JSON_PATCH)
     kube.patch(f"{path}/ledger", '{"data": {"value": null, "c": "é"}}'.encode(), MERGE_PATCH)
@@ -126,8 +126,9 @@ def names(page: Page) -> list[str]:
 
 
 def test_a_list_contains_every_object_whose_creation_was_confirmed_before_it(kube: Kube, path: str) -> None:
-    """The ledger counts pods by such lists, which the API server serves from its cache. The test creates a hundred
-    objects, because an outdated list would be rare.
+    """The ledger counts pods by such lists, which the API server serves from its cache.
+
+    Outdated lists would be rare, so the test creates a hundred objects.
     """
     for number in range(100):
         name = f"cm-{number:04}"

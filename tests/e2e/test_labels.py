@@ -1,6 +1,6 @@
-"""Tests of the namespace label that exempts a namespace: the API server does not call the webhook for it.
+"""Tests of the namespace label by which the API server does not call the webhook for a namespace.
 
-The controller labels the namespaces without a limit as exempt.
+The controller sets this label, which exempts the namespace, on namespaces without a limit.
 """
 
 import secrets
@@ -62,7 +62,7 @@ def await_exempt(cluster: Cluster, limited: set[str]) -> None:
 def test_no_pod_of_a_new_namespace_is_stored_without_a_charge(
     cluster: Cluster, installation: Installation, led: bool
 ) -> None:
-    """Hundreds of namespaces are used as soon as they are created. The entry for "*" allows each of them one card."""
+    """Hundreds of namespaces are used as soon as they exist. The quota's entry "*" allows each of them one card."""
     own = f"star-{secrets.token_hex(4)}"
 
     def use(number: int) -> tuple[int, bool, dict[str, int]]:
@@ -108,7 +108,7 @@ class TestLabelled:
     def test_an_excepted_namespace_is_labelled_exempt_and_its_privileged_pods_are_admitted(
         self, cluster: Cluster, installation: Installation
     ) -> None:
-        """If an item of `except` is removed, the namespace is limited at once."""
+        """If an item of `except` is removed, the namespaces that matched it are limited at once."""
         with installation.free_team() as excepted, installation.free_team() as other:
             for items, limited in (([f"{excepted[:-1]}*", "longhorn-*"], {other}), ([], {excepted, other})):
                 with installation.quota.limited(**{"*": {"quota": {}, "except": items}}):
@@ -151,7 +151,7 @@ class TestLabelled:
 
 @pytest.fixture
 def namespace(installation: Installation) -> Iterator[str]:
-    """A namespace with a limit. No controller runs that could label it as exempt."""
+    """A namespace with a limit. No controller runs that could give it the exempting label."""
     with limited_team(installation, CARD) as limited:
         yield limited
 

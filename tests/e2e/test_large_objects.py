@@ -1,4 +1,4 @@
-"""A tenant stores hundreds of objects of the maximum size in etcd. Our processes stay far below their memory limits."""
+"""Tests in which a tenant stores hundreds of the largest objects. Our processes stay far below their memory limits."""
 
 import re
 import threading
@@ -51,7 +51,7 @@ def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def installation(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
-    """A new webhook replica for each test, so that the peak of the replica's memory was reached in this test."""
+    """A new webhook replica for each test, so that the test has caused the peak of the replica's memory."""
     with installed(cluster, tmp_path) as running:
         yield running
 
@@ -65,8 +65,9 @@ def create_all(tenant: Cluster, manifests: list[Json]) -> None:
 def test_hundreds_of_large_pods_without_gpus_keep_a_replica_within_its_memory_at_the_first_gpu_pod(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """Before the replica admits the first GPU pod, it lists all pods of the namespace. Meanwhile the test creates pods
-    in another namespace.
+    """Before it admits the first GPU pod, the replica lists the namespace's pods.
+
+    Meanwhile the test creates pods in another one.
     """
     entry = {"quota": {"A100": 8}}
     with installation.team(entry) as namespace, installation.team(entry) as other:
@@ -83,7 +84,7 @@ def test_hundreds_of_large_pods_without_gpus_keep_a_replica_within_its_memory_at
 
 
 def await_created(tenant: Cluster, pod: Json) -> None:
-    """Create a pod, and retry while a retry may succeed, as the pod's controller would do."""
+    """Create a pod. Retry while this may succeed, as the pod's controller would do."""
 
     def answered() -> Answer | None:
         answer = tenant.try_create(pod)
@@ -97,7 +98,7 @@ def await_created(tenant: Cluster, pod: Json) -> None:
 def test_large_templates_keep_replicas_within_their_memory_and_disturb_no_other_tenant(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """In dry runs, small pods refer a hundred times to a claim template that contains 1.2 MB of CEL."""
+    """Small pods are sent in dry runs. Each refers a hundred times to a claim template that has 1.2 MB of CEL."""
     require_dra(cluster)
     entry = {"quota": {"A100": 8}}
     before = memory(installation.replica.worker(), "VmRSS")
@@ -130,8 +131,8 @@ def controller(installation: Installation) -> Iterator[ControllerProcess]:
         yield running
 
 
-# On a slow machine, a LIST of the Events takes up to 10 s. The controller waits nine times as long before the next LIST
-# of the same namespace.
+# On a slow machine, a LIST of Events takes up to 10 s. The controller then waits nine times as long before its next
+# LIST of the namespace.
 @pytest.mark.timeout(400)
 def test_large_claims_and_events_keep_the_controller_within_its_memory(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
@@ -145,8 +146,8 @@ def test_large_claims_and_events_keep_the_controller_within_its_memory(
                 await_committed(installation, namespace, A100=400 * CLAIMS)
             create_all(tenant, [large_event(namespace, number) for number in range(EVENTS)])
             charged = {"A100": 100 + (400 * CLAIMS if served(cluster) else 0)}
-            # Each released charge makes the controller list Events. The second LIST begins only after a wait of nine
-            # times the duration of the first one.
+            # After each released charge, the controller lists Events. The second LIST begins only after nine times the
+            # duration of the first one.
             for _ in range(2):
                 tenant.create(card_pod("held", namespace))
                 await_committed(installation, namespace, **charged)

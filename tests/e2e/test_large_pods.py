@@ -1,4 +1,4 @@
-"""A tenant's pods of the maximum size are decided or rejected, and do not delay the answers to other tenants."""
+"""Tests that a tenant's pods of maximum size are decided or rejected, and do not delay answers to other tenants."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +37,7 @@ def test_pods_with_a_huge_node_selection_do_not_delay_other_pods(
             assert f"this pod may use no GPU model in namespace {namespace}" in answer.message
         stored = [each.result() for each in (*created, *beside)]
     assert {pod["metadata"]["annotations"]["quota.vcuda.io/model"] for pod in stored} == {"M40"}
-    # The ledger also charges the replica's reservation until the replica releases it.
+    # The ledger also charges the replica's reservation, until the replica releases it.
     await_ledger(installation, namespace, lambda ledger: charged(ledger) == {"M40": 600})
     await_ledger(installation, other, lambda ledger: charged(ledger) == {"M40": 2000})
 

@@ -1,4 +1,4 @@
-"""One controller is the leader. When it crashes or stops, a standby becomes the leader.
+"""Tests of leadership. When the leader of the controllers crashes or stops, a standby becomes the leader.
 
 A leader with an outdated list of pods releases no charge of a stored pod.
 """
@@ -48,7 +48,7 @@ AWAY = 10.0
 
 @pytest.fixture
 def pair(installation: Installation) -> Iterator[Pair]:
-    """A leading controller and a standby. The duration of the Lease is as short as a busy machine permits."""
+    """A leader and a standby. Their Lease is as short as a busy machine permits."""
     flags = ("--lease-seconds", str(LEASE_SECONDS), "--identity")
     with controlling(installation, *flags, "first") as first, candidate(installation, *flags, "second") as second:
         yield first, second
@@ -84,7 +84,7 @@ def test_the_standby_becomes_leader_when_the_lease_of_a_killed_leader_expires(
 def test_a_standby_recounts_the_ledgers_while_the_leader_is_silent(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """The leader is suspended for less than the duration of its Lease. So it is still the leader afterwards."""
+    """The leader is suspended for less than the duration of its Lease, so afterwards it is still the leader."""
     with (
         controlling(installation, "--identity", "first", "--lease-seconds", "600") as leader,
         candidate(installation, "--identity", "second", "--lease-seconds", "600") as standby,
@@ -105,7 +105,7 @@ def test_a_standby_recounts_the_ledgers_while_the_leader_is_silent(
 
 
 def test_a_leader_that_stops_releases_its_lease_at_once(cluster: Cluster, installation: Installation) -> None:
-    """The Lease would expire only after ten minutes. The standby reads it every second."""
+    """Without the release, the Lease would expire after ten minutes. The standby reads it every second."""
     with (
         controlling(installation, "--identity", "first", "--lease-seconds", "600") as leader,
         candidate(installation, "--identity", "second", "--lease-seconds", "600") as successor,
@@ -131,8 +131,8 @@ def test_the_leader_stays_leader_while_the_api_server_is_down_for_ten_seconds(
 
         cluster.finish_pod(namespace, "ends")
         await_committed(installation, namespace, M40=100)
-        # If the leader's watch was still interrupted when the pod ended, the watch missed the end. Then the ledger
-        # lists the pod's charge as terminating for a moment.
+        # If the leader's watch was still interrupted when the pod ended, it missed the end. Then the ledger has the
+        # charge as terminating for a moment.
         await_ledger(installation, namespace, lambda ledger: not ledger.terminating)
         cluster.create(card_pod("new", namespace, cards=3))
         assert cluster.try_create(card_pod("over", namespace)).is_over_quota
@@ -147,7 +147,7 @@ def test_the_leader_stays_leader_while_the_api_server_is_down_for_ten_seconds(
 def test_the_next_leader_removes_the_objects_of_a_namespace_without_a_limit(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """A ConfigMap that somebody else created under the same name stays."""
+    """A ConfigMap of the same name that somebody else created must stay."""
     with installation.free_team() as strange, installation.free_team() as former:
         cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": strange, "name": USAGE}})
         with controlling(installation) as leader, installation.quota.limited(**{former: ENTRY}):
@@ -160,12 +160,12 @@ def test_the_next_leader_removes_the_objects_of_a_namespace_without_a_limit(
 
 @dataclass(frozen=True)
 class StaleKube(Kube):
-    """A client that lists pods at the old resourceVersion ``version``, and that cannot watch pods."""
+    """A client that lists the pods of the old resourceVersion ``version``, and cannot watch pods."""
 
     version: str = field(default="", kw_only=True)
 
     def get(self, path: str, params: Params | None = None, timeout: float = 10, most: int = 2**20) -> bytes:
-        """Get an object or a page. The first page of a LIST of pods is requested at the old resourceVersion."""
+        """Get an object or a page. The first page of a LIST of pods is that of the old resourceVersion."""
         if path == "/api/v1/pods" and "continue" not in (params or {}):
             params = {**(params or {}), "resourceVersion": self.version, "resourceVersionMatch": "Exact"}
         return super().get(path, params, timeout, most)
@@ -181,7 +181,7 @@ class StaleKube(Kube):
 
 @contextmanager
 def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
-    """Run a leading controller in this process. It knows only the pods of the resourceVersion ``version``."""
+    """Run a leader in this process that only knows the pods of the resourceVersion ``version``."""
     connected = Kube.connect(installation.cluster.kubeconfig, pool_size=16)
     kube = StaleKube(connected.sender, version=version)
     place = f"{installation.quota.namespace}/{installation.quota.name}"

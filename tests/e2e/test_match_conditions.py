@@ -1,7 +1,7 @@
 """Tests of the matchConditions, by which a real API server decides for which pods it calls the webhooks.
 
-The tests register the webhooks of manifests/base, as `kubectl kustomize` renders them, with two changes. Their URL is
-that of a server that records each call, and their namespace selector selects the namespace of the test. Some tests use
+The tests register the webhooks of manifests/base, as `kubectl kustomize` renders them, with two changes: their URL is
+that of a server that records each call, and they are only called for the namespace of the test. Some tests use
 conditions that always fail.
 """
 
@@ -32,7 +32,7 @@ LABEL, APART = "e2e.vcuda.io/match-conditions", "e2e.vcuda.io/own-match-conditio
 class Recorder:
     """A webhook that records the request of each review.
 
-    ``patches``: the JSON Patches that it returns, by path. At other paths it returns no patch.
+    ``patches``: the JSON Patches that it returns, by path. At other paths it returns none.
     """
 
     ca_bundle: str
@@ -69,7 +69,7 @@ def asked(recorder: Recorder) -> Recorder:
 
 
 def hook(recorder: Recorder, name: str, label: str = LABEL) -> Json:
-    """Return this webhook of manifests/base, changed to call the recorder, and only for namespaces with this label."""
+    """Return this webhook of manifests/base, but with the recorder's URL, and only for namespaces with this label."""
     found = webhooks(rendered(BASE))[f"{name}.quota.vcuda.io"]
     return {
         **found,
@@ -98,7 +98,7 @@ def apart(cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def runtime_class(cluster: Cluster) -> Iterator[None]:
-    """Create the RuntimeClass of one pod, because the API server rejects a pod whose RuntimeClass is missing."""
+    """Create the RuntimeClass that the pod names. The API server rejects a pod whose RuntimeClass is missing."""
     metadata = {"name": RUNTIME_CLASS}
     manifest = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": metadata, "handler": RUNTIME_CLASS}
     cluster.create(manifest)
@@ -114,14 +114,14 @@ def calls(recorder: Recorder) -> list[str]:
     return [path for path, _ in recorder.take()]
 
 
-# Which pods and claims cause a call of the webhook
+# Tests of the pods and claims for which the API server calls the webhooks
 
 
 @pytest.mark.usefixtures("registered")
 def test_ordinary_pods_cause_no_call_of_the_webhook(cluster: Cluster, asked: Recorder, watched: str) -> None:
     pods = [in_namespace(each, watched, f"p-{number}") for number, each in enumerate(ORDINARY.values())]
     listed = {"apiVersion": "v1", "kind": "List", "items": pods}
-    # kubectl must not validate these pods, because Kubernetes 1.30 does not know the field `resources` of a pod's spec.
+    # Kubernetes 1.30 does not know the field `resources` of a pod's spec, so kubectl must not validate these pods.
     cluster.kubectl("create", "--validate=ignore", "-f", "-", stdin=json.dumps(listed))
     assert {each["metadata"]["name"] for each in cluster.pods(watched)} == {each["metadata"]["name"] for each in pods}
     assert calls(asked) == []
@@ -134,14 +134,14 @@ def test_ordinary_pods_cause_no_call_of_the_webhook(cluster: Cluster, asked: Rec
 def test_a_pod_that_may_request_a_gpu_causes_one_call_to_each_webhook(
     cluster: Cluster, asked: Recorder, watched: str, manifest: Json
 ) -> None:
-    """An API server that serves no claims drops those of a pod after /mutate. Then it does not call /validate."""
+    """An API server that serves no claims removes a pod's claims after /mutate, and then does not call /validate."""
     stored = cluster.create(in_namespace(manifest, watched))
     dropped = "resourceClaims" in manifest["spec"] and "resourceClaims" not in stored["spec"]
     assert calls(asked) == ([MUTATE] if dropped else [MUTATE, VALIDATE])
 
 
 def test_only_a_claim_that_may_be_for_a_gpu_causes_a_call(cluster: Cluster, asked: Recorder, apart: str) -> None:
-    """A claim without requests is stored with `requests: null`, for which the condition must not fail."""
+    """A claim without requests is stored with `requests: null`. The evaluation of the condition must not fail then."""
     require_dra(cluster)
     hooks = {name: [hook(asked, f"{name}-claims", APART)] for name in ("mutate", "validate")}
     domain = request("compute-domain-daemon.nvidia.com")
@@ -177,8 +177,9 @@ def test_the_api_server_itself_rejects_pods_that_the_condition_ignores(
 def test_a_request_that_a_later_webhook_adds_bypasses_mutate_but_not_validate(
     cluster: Cluster, asked: Recorder, apart: str
 ) -> None:
-    """The API server evaluates the condition of /validate after the patches of all webhooks. /validate rejects a pod
-    that is not pinned, so no pod is admitted without a charge.
+    """The API server evaluates /validate's condition after the patches of all webhooks.
+
+    /validate rejects a pod that is not pinned, so no pod is admitted uncharged.
     """
     asked.patches["/vendor"] = [
         {"op": "add", "path": "/spec/containers/0/resources/limits/nvidia.com~1gpu", "value": "1"},
@@ -220,7 +221,7 @@ Each of its lists has the maximum length that the condition searches.
 def test_the_largest_pod_that_is_searched_costs_less_than_the_api_server_allows(
     cluster: Cluster, asked: Recorder, watched: str
 ) -> None:
-    """An evaluation that exceeds the API server's budget fails. Then the failurePolicy of /validate rejects the pod."""
+    """An evaluation beyond the API server's budget fails. The failurePolicy of /validate would then reject the pod."""
     created = cluster.try_create(in_namespace(LARGEST, watched), dryRun="All")
     assert created.status == HTTPStatus.CREATED, created.message
     assert calls(asked) == []
@@ -247,7 +248,7 @@ def test_the_webhook_is_called_for_every_pod_that_is_too_large_to_be_searched(
 
 
 def with_failing(cluster: Cluster, recorder: Recorder, name: str) -> AbstractContextManager[None]:
-    """Register both webhooks during the ``with`` statement. The matchCondition of the webhook ``name`` always fails."""
+    """Register both webhooks during the ``with`` statement. The matchCondition of webhook ``name`` always fails."""
     hooks = {each: hook(recorder, each, APART) for each in ("mutate", "validate")}
     hooks[name]["matchConditions"] = [{"name": "failing", "expression": FAILING}]
     return cluster.register_webhooks(mutating=[hooks["mutate"]], validating=[hooks["validate"]])
@@ -256,7 +257,7 @@ def with_failing(cluster: Cluster, recorder: Recorder, name: str) -> AbstractCon
 def test_a_failing_condition_of_mutate_leaves_the_pod_to_validate(
     cluster: Cluster, asked: Recorder, apart: str
 ) -> None:
-    """If its condition fails, /mutate is not called (failurePolicy Ignore). /validate would reject an unpinned pod."""
+    """By its failurePolicy Ignore, /mutate is not called then. /validate would reject a pod that is not pinned."""
     with with_failing(cluster, asked, "mutate"):
         cluster.create(in_namespace(ASKING["a container"], apart))
     assert calls(asked) == [VALIDATE]
@@ -272,7 +273,7 @@ def test_a_failing_condition_of_validate_rejects_every_pod(cluster: Cluster, ask
 
 
 def test_each_policy_of_the_manifests_is_stored_as_it_is_declared(cluster: Cluster) -> None:
-    """The API server adds fields with default values. A dry run returns the policy as it would be stored."""
+    """The API server adds default values. A dry run returns the policy as the API server would store it."""
     stored: dict[tuple[str, str], Json] = {}
     for manifest in (each for each in rendered(BASE) if each["kind"] in (POLICY, BINDING)):
         name = manifest["metadata"]["name"]

@@ -1,9 +1,9 @@
-"""HAMi runs on some nodes, and NVIDIA's device plugin on the others. Each pod is bound to a node that its scheduler
-serves.
+"""Tests of a cluster in which some nodes run HAMi, and the others NVIDIA's device plugin. Each pod gets a node that its
+scheduler serves.
 
-A kube-scheduler with an extender replaces HAMi's scheduler here. This kube-scheduler does not count HAMi's resources.
-Like HAMi's scheduler, the extender skips every node without HAMi's register, the annotation that lists the node's cards
-(HAMi 2.10 pkg/scheduler/scheduler.go, `getNodesUsage`: "node unregistered").
+A kube-scheduler with an extender replaces HAMi's scheduler here, and does not count HAMi's resources. Like HAMi's
+scheduler, the extender skips every node without HAMi's register, the annotation that lists the node's cards (HAMi 2.10
+pkg/scheduler/scheduler.go, `getNodesUsage`: "node unregistered").
 """
 
 import json
@@ -50,13 +50,13 @@ pytestmark = [pytest.mark.usefixtures("scheduler"), pytest.mark.one_version]
 def is_registered(annotations: Json) -> bool:
     """Return whether HAMi's scheduler uses a node with these annotations.
 
-    HAMi skips a node whose device plugin no longer answers the handshake (``RegisterFromNodeAnnotations``).
+    HAMi skips a node whose device plugin no longer answers HAMi's handshake (``RegisterFromNodeAnnotations``).
     """
     return REGISTER in annotations and not annotations.get(HANDSHAKE, "").startswith("Deleted")
 
 
 def decide(asked: Json) -> Json:
-    """Return the ExtenderFilterResult of kube-scheduler's ``extender/v1`` with the nodes that HAMi uses."""
+    """Return the nodes that HAMi uses, as an ExtenderFilterResult of kube-scheduler's ``extender/v1``."""
     nodes = asked["Nodes"]["items"]
     registered = [node for node in nodes if is_registered(node["metadata"].get("annotations", {}))]
     others = {node["metadata"]["name"]: "node unregistered" for node in nodes if node not in registered}
@@ -125,7 +125,7 @@ def test_each_pod_is_bound_to_a_node_that_its_scheduler_serves(
 def test_a_node_whose_plugin_hami_has_marked_stays_hamis_while_the_plugin_offers_its_devices(
     cluster: Cluster, team: str
 ) -> None:
-    """The default scheduler would bind the pod to the node, where HAMi's plugin fails without HAMi's allocation."""
+    """If the default scheduler bound the pod to the node, HAMi's plugin would fail without an allocation by HAMi."""
     manifest = gpu_pod("train", team, WHOLE)
     manifest["spec"]["nodeSelector"] = {MODEL: "V100"}
     assert cluster.create(manifest)["spec"]["schedulerName"] == NAME

@@ -1,4 +1,4 @@
-"""Tests with a real scheduler. The webhook chooses a pod's GPU model in the order that the quota or the pod states."""
+"""Tests with a real scheduler of the order in which the webhook tries GPU models. The quota or the pod states it."""
 
 from collections.abc import Callable
 

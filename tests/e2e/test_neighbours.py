@@ -38,7 +38,7 @@ def team(led_team: Callable[[Json], str]) -> str:
 def test_a_suspended_job_is_not_charged_until_it_resumes(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """A Job that Kueue suspends while it waits has no pods, so other pods can use the quota."""
+    """A Job that Kueue suspends has no pods, so other pods can use the quota until it resumes."""
     waiting = workload("Job", team, "waiting")
     waiting["spec"]["suspend"] = True
     cluster.create(waiting)
@@ -48,7 +48,7 @@ def test_a_suspended_job_is_not_charged_until_it_resumes(
     cluster.create(card_pod("other", team))
     cluster.delete_pod(team, "other")
     await_committed(installation, team)
-    # As Kueue does, write the node label of the chosen flavor into the Job, and then resume the Job.
+    # Act as Kueue: write the node label of the chosen flavor into the Job, and then resume the Job.
     flavor = {"template": {"spec": {"nodeSelector": {MODEL: "M40"}}}}
     cluster.rest.merge_patch(f"{jobs}/waiting", {"spec": flavor})
     cluster.rest.merge_patch(f"{jobs}/waiting", {"spec": {"suspend": False}})
@@ -59,7 +59,7 @@ def test_a_suspended_job_is_not_charged_until_it_resumes(
 def test_a_pod_that_kueue_gates_takes_quota_and_the_removal_of_the_gate_is_admitted(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """When Kueue removes the gate, it also adds the label of the chosen flavor to the pod's node selector."""
+    """When Kueue removes its scheduling gate, it adds the label of the chosen flavor to the pod's node selector."""
     gated = card_pod("gated", team)
     gated["spec"]["schedulingGates"] = [KUEUE]
     cluster.create(gated)

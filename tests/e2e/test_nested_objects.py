@@ -1,4 +1,4 @@
-"""A tenant stores objects that are nested deeper than our decoders can read. Every part continues with all objects."""
+"""Tests in which a tenant stores objects with more levels than our decoders read. Every part handles all others."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ NODE = "nested-m40"
 
 @pytest.fixture(scope="module")
 def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Yield a control plane for these tests only. Otherwise the watches of other tests would deliver the objects."""
+    """Yield a control plane for these tests only, so that the watches of other tests do not deliver these objects."""
     with (
         running_control_plane(assets, tmp_path_factory.mktemp("nested") / "control-plane") as plane,
         administering(plane) as admin,

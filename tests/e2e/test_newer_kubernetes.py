@@ -1,4 +1,4 @@
-"""Pods that use newer features of Kubernetes (sidecars, resize, scheduling gates and others) are charged correctly."""
+"""Tests that pods with newer features of Kubernetes (sidecars, resize, scheduling gates, …) are charged correctly."""
 
 from collections.abc import Callable
 from http import HTTPStatus
@@ -23,13 +23,13 @@ def team(led_team: Callable[[Json], str]) -> str:
 
 
 def since(cluster: Cluster, minor: int, feature: str) -> None:
-    """Skip the test if the API server is older than Kubernetes 1.``minor``, which enables the feature by default."""
+    """Skip the test if the API server is older than 1.``minor``, which enables the tested feature by default."""
     if cluster.control_plane.minor < minor:
         pytest.skip(f"{feature}: on from Kubernetes 1.{minor}, this is 1.{cluster.control_plane.minor}")
 
 
 def patch(cluster: Cluster, namespace: str, change: Json, subresource: str = "", name: str = "train") -> Answer:
-    """Send a strategic merge patch of the pod, or of its subresource, as kubectl does. Return the answer."""
+    """Send a strategic merge patch of the pod or its subresource, as kubectl does. Return the answer."""
     path = f"/api/v1/namespaces/{namespace}/pods/{name}{subresource}"
     return cluster.rest.send("PATCH", path, change, content_type="application/strategic-merge-patch+json")
 
@@ -74,7 +74,7 @@ def test_sidecars_and_init_containers_are_charged_as_a_resource_quota_counts_the
 def test_a_resize_of_cpu_and_memory_in_place_leaves_charge_and_pin_and_no_card_can_be_added(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """The API server itself rejects a resize that adds a card. It calls no webhook for a resize."""
+    """The API server itself rejects a resize that adds a card. It does not call the webhook for a resize."""
     since(cluster, 33, "pods/resize")
     cluster.create(gpu_pod("train", team, {CARD: "100", "cpu": "1", "memory": "1Gi"}))
     ledger = await_committed(installation, team, M40=100)
@@ -149,7 +149,7 @@ WIDER = {
 def test_the_pin_of_a_gated_pod_can_be_narrowed_but_not_widened(
     cluster: Cluster, installation: Installation, team: str, affinity: Json | None
 ) -> None:
-    """The API server rejects a change of a gated pod's node selection if the new selection allows further nodes."""
+    """The API server rejects a change of a gated pod's node selection by which the pod could run on other nodes."""
     gated = card_pod("train", team)
     gated["spec"]["schedulingGates"] = [HOLD]
     cluster.create(gated)

@@ -1,7 +1,7 @@
 """Tests of the node agent, which deletes the directories of deleted pods, with a real API server.
 
-The agent deletes nothing while a list of pods is not reliable. No kubelet runs here. So the tests create the
-directories of the kubelet, and set the status of pods.
+While a list of pods is unreliable, the agent deletes nothing. No kubelet runs here, so the tests create the kubelet's
+directories and set the status of pods.
 """
 
 import os
@@ -30,7 +30,7 @@ PERIOD, GRACE = 0.5, 2.0
 
 
 def sweeping(cluster: Cluster, disk: Disk, node: str, *more: str | Path) -> NodeProcess:
-    """Run a node agent with the rights of ``cluster``'s user. The further flags ``more`` override the usual flags."""
+    """Run a node agent with the rights of ``cluster``'s user. ``more``: more flags, which override the usual flags."""
     return NodeProcess(
         *("--scheme", disk.scheme, "--root", disk.root, "--node", node, "--kubeconfig", cluster.kubeconfig),
         *("--kubelet-pods", disk.kubelet, "--status-address", "127.0.0.1:0"),
@@ -41,7 +41,7 @@ def sweeping(cluster: Cluster, disk: Disk, node: str, *more: str | Path) -> Node
 
 @pytest.fixture
 def disk() -> Iterator[Disk]:
-    """The disk of a node. At the end of the test, the files outside of the agent's directory must be unchanged."""
+    """The disk of a node. At the end, files outside the agent's directory must be unchanged."""
     with tempfile.TemporaryDirectory(prefix="vm-directories-") as base:
         disk = Disk(Path(base))
         disk.furnish()
@@ -147,8 +147,9 @@ def test_a_recreated_pod_with_the_same_name_has_another_directory(pods: Pods, ag
 def test_while_a_static_pod_with_cards_runs_the_directories_of_former_mirror_pods_stay(
     pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
 ) -> None:
-    """A static pod has one uid on its node, and its mirror pod in the API has another uid. The mirror pod may be
-    replaced while the static pod runs.
+    """A static pod has one uid on its node, and its mirror pod in the API has another.
+
+    The mirror pod may be replaced while the static pod runs.
     """
     annotations = {"kubernetes.io/config.mirror": STATIC, "kubernetes.io/config.hash": STATIC}
     mirror = pods.start("static-gpu-7", annotations=annotations)
@@ -187,7 +188,7 @@ def test_a_static_pod_without_cards_delays_no_directory(
 def test_a_tenants_annotation_keeps_no_directory_of_a_static_pod(
     pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
 ) -> None:
-    """A tenant's pod has the kubelet's annotation for mirror pods, with the uid of a removed static pod."""
+    """The tenant's pod has the annotation of mirror pods, with the uid of a static pod that was removed."""
     (disk.kubelet / pods.make(STATIC)).mkdir()
     with tenant_of(cluster, pods.namespace) as tenant:
         Pods(tenant, pods.namespace, node, disk).start("forged", annotations={"kubernetes.io/config.hash": STATIC})
@@ -241,7 +242,7 @@ def test_the_agent_serves_health_and_metrics_and_stops_on_sigterm(agent: NodePro
 
 @pytest.fixture(scope="module")
 def account(cluster: Cluster) -> Iterator[Cluster]:
-    """A client with the node agent's ServiceAccount, which has only the rights of its manifest."""
+    """A client with the node agent's ServiceAccount, which only has the rights in its manifest."""
     with account_of(cluster, "../node-agent/common/rbac.yaml", "vcuda-node", SYSTEM) as account:
         yield account
 

@@ -1,4 +1,4 @@
-"""A user with ClusterRole `edit` attempts to bypass the quota. These attempts need a whole control plane."""
+"""Tests of a user with ClusterRole `edit` who tries to bypass the quota. The attempts need a whole control plane."""
 
 from collections.abc import Callable
 from http import HTTPStatus
@@ -29,7 +29,7 @@ def patch(user: Cluster, namespace: str, name: str, change: Json) -> int:
 def test_gated_pods_created_before_the_limit_are_counted_by_their_node_selection_or_node(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, m40: str
 ) -> None:
-    """The API server calls no webhook when the gates are removed, so the controller must count these pods."""
+    """The API server calls no webhook when the gates are removed. So the controller must count such pods."""
     with installation.free_team() as team, tenant_of(cluster, team) as tenant:
         await_enforced(cluster, team, enforced=False)
         tenant.create(gated("open", team))
@@ -51,7 +51,7 @@ def test_gated_pods_created_before_the_limit_are_counted_by_their_node_selection
 def test_a_charged_pod_cannot_change_its_model_by_scheduling_gates(
     cluster: Cluster, team: Callable[[Json], str]
 ) -> None:
-    """The API server rejects any change of a gated pod's node selection that allows further nodes."""
+    """The API server rejects any change of a gated pod's node selection by which the pod could run on other nodes."""
     namespace = team({"quota": {"M40": 1}})
     with tenant_of(cluster, namespace) as tenant:
         tenant.create(gated("train", namespace))
@@ -64,7 +64,7 @@ def test_a_charged_pod_cannot_change_its_model_by_scheduling_gates(
 def test_a_pods_own_deadline_or_grace_period_releases_no_quota_while_it_runs(
     cluster: Cluster, installation: Installation, led_team: Callable[[Json], str], m40: str
 ) -> None:
-    """Only the kubelet reports the end of a pod. Until then the pod stays charged."""
+    """Only the kubelet reports that a pod has ended. Until then, the pod stays charged."""
     namespace = led_team({"quota": {"M40": 1}})
     cluster.bind(with_spec(card_pod("train", namespace), terminationGracePeriodSeconds=LONGEST), m40)
     with tenant_of(cluster, namespace) as tenant:
@@ -72,7 +72,7 @@ def test_a_pods_own_deadline_or_grace_period_releases_no_quota_while_it_runs(
         failed = {"status": {"phase": "Failed"}}
         status = tenant.rest.try_merge_patch(f"{path}/status", failed)
         assert (status.status, "pods/status" in status.message) == (HTTPStatus.FORBIDDEN, True)
-        # The API server ignores the status in a patch of the pod. Only a patch of the subresource can change it.
+        # The API server ignores the status in a patch of the pod. Only a patch of the subresource `status` changes it.
         patch(tenant, namespace, "train", failed)
         assert patch(tenant, namespace, "train", {"spec": {"activeDeadlineSeconds": 1}}) == HTTPStatus.OK
         tenant.rest.send("DELETE", path, {"gracePeriodSeconds": LONGEST}).ok()

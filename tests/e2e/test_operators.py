@@ -1,7 +1,7 @@
-"""Tests of operators of other projects on a real control plane. The operators create pods, or nodes for pods.
+"""Tests of other projects' operators, which create pods or nodes for pods, on a real control plane.
 
-`make operators` builds KubeRay and Karpenter, and runs these tests. `make e2e` leaves these tests out, because the
-builds take long.
+`make operators` builds KubeRay and Karpenter, and runs these tests. The builds take long, so `make e2e` leaves these
+tests out.
 """
 
 import json
@@ -33,7 +33,7 @@ PATIENCE = 90
 
 @pytest.fixture
 def team(led_team: Callable[[Json], str], create_node: Callable[..., str]) -> str:
-    """A namespace whose quota is two A100, in a cluster whose A100 node has no free card."""
+    """A namespace whose quota is two A100. The node with A100 in its cluster has no free card."""
     create_node("a100-1", {MODEL: "A100"})
     return led_team({"quota": {"A100": 2}})
 
@@ -44,7 +44,7 @@ def operator(
 ) -> Iterator[Path]:
     """Run an operator during the ``with`` statement, and yield the file of its log.
 
-    ``flags``: returns the operator's flags for the port of its metrics and the port of its health probe.
+    ``flags``: returns the operator's flags for two ports: that of its metrics, and that of its health probe.
     """
     metrics, health = free_ports(2)
     program = Path(os.environ["OPERATORS"], name)
@@ -85,7 +85,7 @@ def has_card(pod: Json) -> bool:
 def test_kuberay_reports_a_rejected_worker_and_creates_it_when_quota_is_free(
     cluster: Cluster, installation: Installation, team: str, tmp_path: Path
 ) -> None:
-    """The documented RayCluster has two workers, and each of them requests a card."""
+    """The RayCluster in the documentation has two workers, and each requests a card."""
 
     def flags(metrics: int, health: int) -> tuple[str, ...]:
         addresses = (f"--metrics-addr=127.0.0.1:{metrics}", f"--health-probe-bind-address=127.0.0.1:{health}")
@@ -138,7 +138,7 @@ NODE_CLASSES = "/apis/karpenter.kwok.sh/v1alpha1/kwoknodeclasses"
 
 @pytest.fixture
 def karpenter(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
-    """Run Karpenter with its KWOK provider, which creates simulated nodes."""
+    """Run Karpenter with its KWOK provider, whose nodes are simulated."""
 
     def flags(metrics: int, health: int) -> tuple[str, ...]:
         return (f"--metrics-port={metrics}", f"--health-probe-port={health}", f"--instance-types-file-path={machines}")
@@ -154,7 +154,7 @@ def karpenter(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
 
 
 def node_pool(labels: Mapping[str, str]) -> Json:
-    """Return the documented NodePool with these labels for its nodes, and the node class of the KWOK provider."""
+    """Return the NodePool in the documentation with these labels for its nodes, and the node class of KWOK."""
     found = documented("NodePool")
     template = found["spec"]["template"]
     template["metadata"] = {"labels": dict(labels)}
@@ -166,7 +166,7 @@ def node_pool(labels: Mapping[str, str]) -> Json:
 def test_karpenter_adds_a_node_for_an_admitted_pod_only_if_the_nodepool_has_the_model_label(
     cluster: Cluster, led_team: Callable[[Json], str]
 ) -> None:
-    """A rejected pod leads to no new node. An admitted pod waits, and its Event says which label is missing."""
+    """For a rejected pod, no node is added. An admitted pod waits, and its Event names the missing label."""
     team = led_team({"quota": {"A100": 1}})
     pool = cluster.rest.send("POST", NODE_POOLS, node_pool({})).ok()
     assert cluster.try_create(gpu_pod("rejected", team, {CARD: 2})).is_over_quota
@@ -180,7 +180,7 @@ def test_karpenter_adds_a_node_for_an_admitted_pod_only_if_the_nodepool_has_the_
     cluster.rest.merge_patch(f"{NODE_POOLS}/{pool['metadata']['name']}", labelled)
     [found] = cluster.await_collection(NODE_CLAIMS, bool, PATIENCE)
     assert found["metadata"]["labels"][MODEL] == "A100"
-    # Delete these objects while Karpenter runs, because Karpenter removes their finalizers.
+    # Karpenter must remove the finalizers of these objects, so delete the objects while it runs.
     cluster.delete_pod(team, "admitted")
     cluster.delete(f"{NODE_POOLS}/{pool['metadata']['name']}")
     cluster.await_collection(NODE_CLAIMS, lambda left: not left, PATIENCE)

@@ -1,4 +1,4 @@
-"""Tests of the component "page" on a real API server.
+"""Tests of the component `page` on a real API server.
 
 The Service of the usage page routes to the leader. Users with ClusterRole vcuda-quota-viewer can read all usage.
 """
@@ -30,7 +30,7 @@ ENTRY = {"quota": {"M40": 4}}
 
 @pytest.fixture(scope="module")
 def with_page(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
-    """A client with the controller's account, which also has the rights of the component "page"."""
+    """A client with the controller's account, which also has the rights of the component `page`."""
     cluster.kubectl("apply", "-f", str(RBAC))
     yield account
     cluster.kubectl("delete", "-f", str(RBAC))

@@ -1,6 +1,6 @@
 """Tests that the API server accepts each pod with the patch of /mutate, if it accepts the pod without the patch.
 
-All requests are dry runs, so nothing is stored. No webhook is registered for these pods. The tests apply the patches.
+All requests are dry runs, so nothing is stored. No webhook is registered for these pods: the tests apply the patches.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ def dry_run(cluster: Cluster, pod: Manifest, namespace: str) -> Answer:
 
 
 def pinned(pod: Manifest, namespace: str) -> Manifest | None:
-    """Return the pod as /mutate patches it if every model has room. Return None if /mutate does not pin the pod."""
+    """Return the pod with the patch of /mutate while every model has room. None if /mutate does not pin the pod."""
     policy = PolicySnapshot(Quota({namespace: ROOMY}), nodes(), PinSettings(scheduler="gpu-scheduler"))
     answer = asyncio.run(mutate(Creation(review(pod, namespace), policy, MemoryLedgers())))
     if answer.outcome != "pinned":
@@ -70,7 +70,7 @@ def test_a_generated_pod_that_is_accepted_is_also_accepted_when_patched(cluster:
 
 
 def judge(cluster: Cluster, pod: Manifest, namespace: str) -> str:
-    """Return the outcome for a pod. Raise AssertionError if the API server accepts the pod only without the patch."""
+    """Return the outcome for a pod. Raises AssertionError if the API server only accepts it without the patch."""
     as_sent = dry_run(cluster, pod, namespace)
     if as_sent.status != HTTPStatus.CREATED:
         return "rejected as sent"

@@ -1,7 +1,7 @@
 """Tests of this system together with HAMi or vgpu-manager in one cluster.
 
-The tests apply the recorded patches of these projects' webhooks before and after our patch. Our webhook also reads the
-registers of these projects, which are annotations of nodes that list the cards.
+The tests apply recorded patches of these projects' webhooks before and after our patch. Our webhook also reads the
+registers of these projects: annotations of nodes that list the cards.
 """
 
 import base64
@@ -36,7 +36,7 @@ REGISTER = [
 
 @pytest.fixture(scope="module")
 def unasked(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """A webhook replica that is ready but not registered, so that a test can choose the order of the webhooks."""
+    """A webhook replica that is ready but not registered. So a test can choose the order of the webhooks."""
     with running(cluster, tmp_path_factory.mktemp("peers")) as own:
         await_ready(own)
         yield own
@@ -73,7 +73,7 @@ def test_a_pod_is_charged_the_same_in_either_order_of_the_webhooks(
 def test_a_new_register_takes_effect_and_a_pod_on_a_card_of_another_model_is_reported(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """The node has cards of two models, but its label names only one model. HAMi's register lists the cards."""
+    """The node has cards of two models, which HAMi's register (a node annotation) lists. Its label names one model."""
     node = "peers-a10"
     share = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000", "nvidia.com/gpucores": "10"}
     cluster.create_node(node, {MODEL: "A10"}, share)
@@ -81,8 +81,8 @@ def test_a_new_register_takes_effect_and_a_pod_on_a_card_of_another_model_is_rep
         with installation.team({"quota": {"A10": 8}}) as namespace:
 
             def told() -> dict[str, str]:
-                # The webhook rejects the pod if /mutate and /validate read different registers (the node annotations
-                # that list the cards).
+                # If /mutate and /validate read different registers (node annotations that list the cards), the webhook
+                # rejects the pod.
                 answer = cluster.try_create(gpu_pod("next", namespace, share), dryRun="All")
                 if answer.message:
                     return {"rejected": answer.message}

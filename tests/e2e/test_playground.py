@@ -1,6 +1,6 @@
 """Tests of the playground, a control plane with simulated GPU nodes on this machine.
 
-The tests run the commands that the playground prints, and stop it in every way. Then no files or processes may remain.
+The tests run the commands that the playground prints, and stop it in every way. No files or processes may remain.
 """
 
 import os
@@ -26,8 +26,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.one_version, pytest.mark.timeout(400
 
 
 class PlaygroundProcess(OwnProcess):
-    """A playground with its files in the directory ``scratch``. Its start is complete when it prints a line that begins
-    with ``until``.
+    """A playground with its files in directory ``scratch``.
+
+    When it prints a line that begins with ``until``, it has started.
     """
 
     def __init__(self, scratch: Path, until: str, *flags: str, **env: str) -> None:
@@ -37,7 +38,7 @@ class PlaygroundProcess(OwnProcess):
         super().__init__(command, {**kept, "TMPDIR": str(scratch), "PYTHONPATH": str(ROOT), **env})
 
     def await_start(self) -> None:
-        # Wait for each line of the output separately, because each wait has its own timeout.
+        # Each wait has its own timeout, so wait for each line of the output separately.
         for begin in (*STEPS, "The teams change their workloads"):
             self._await_line(begin)
             if begin == self._until:
@@ -54,7 +55,7 @@ class PlaygroundProcess(OwnProcess):
 
 @pytest.fixture
 def scratch(assets: Path | None, tmp_path: Path) -> Iterator[Path]:
-    """An empty directory for the playground's files. At the end it must be empty, and no process may use it."""
+    """An empty directory for the playground's files. At the end it must be empty, and unused by any process."""
     cache = Path(os.environ.get("VCUDA_TOOLS_CACHE", Path.home() / ".cache/vcuda-tools"))
     found = find([str(assets), str(cache / f"kwok-{KWOK}"), os.environ["PATH"]])
     if missing := [program.name for program in PROGRAMS if program.name not in found]:
@@ -79,7 +80,7 @@ def processes_in(directory: Path) -> list[str]:
 
 
 def printed_commands(output: str) -> tuple[str, list[str]]:
-    """Return the lines that set the environment, and the kubectl commands to try, from the playground's output."""
+    """Return lines of the playground's output: those that set the environment, and the kubectl commands to try."""
     indented = [line.strip() for line in output.splitlines() if line.startswith("    ")]
     exports = "\n".join(line for line in indented if line.startswith("export "))
     return exports, [line for line in indented if line.startswith("kubectl ")]
@@ -102,7 +103,7 @@ def test_the_printed_commands_work_and_ctrl_c_leaves_nothing(scratch: Path, tmp_
         assert {line.split()[0] for line in type_in(usage).splitlines()} >= {team.namespace for team in ALL}
         eventually(lambda: "exceeded quota: A100 in namespace team-vision" in type_in(rejections))
         assert "deployment.apps/app scaled" in type_in(scale)
-        # The command shows the current decision at once. It shows the rejections only after their Events are written.
+        # The command shows the present decision at once, but rejections only after their Events are written.
         eventually(lambda: "0.5 cards of T4 must become free before the request fits" in type_in(why))
         eventually(lambda: "Rejected in the last hour" in type_in(why))
         assert "configmap/gpuquota edited" in type_in(edit)

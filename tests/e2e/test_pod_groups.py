@@ -1,4 +1,4 @@
-"""Claims that Kubernetes creates for a PodGroup and reserves for the group, instead of for its pods (KEP-5729)."""
+"""Tests of claims that Kubernetes creates for a PodGroup, and reserves for it instead of its pods (KEP-5729)."""
 
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -25,7 +25,7 @@ POLICIES = ("claims.quota.vcuda.io", "forced-deletions.quota.vcuda.io")
 
 @pytest.fixture(scope="module")
 def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A control plane that serves PodGroups with claims. Both feature gates are off by default."""
+    """A control plane that serves PodGroups with claims. The two feature gates for this are off by default."""
     if assets and (minor := minor_version(assets / "kube-apiserver")) < FROM_MINOR:
         pytest.skip(f"{API} is served from Kubernetes 1.{FROM_MINOR} on, this is 1.{minor}")
     flags = (f"--runtime-config={API}=true",)
@@ -58,7 +58,7 @@ def tenant(cluster: Cluster, team: str) -> Iterator[Cluster]:
 
 
 def start_group(cluster: Cluster, installation: Installation, tenant: Cluster, team: str) -> None:
-    """Have the tenant create a PodGroup with a claim, and one running pod of the group."""
+    """Let the tenant create a PodGroup with a claim, and one running pod of the group."""
     tenant.create(dra.template(team, "gpu"))
     claims = [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]
     spec = {"schedulingPolicy": {"basic": {}}, "resourceClaims": claims}

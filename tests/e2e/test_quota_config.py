@@ -1,4 +1,4 @@
-"""Edits of the quota ConfigMap are checked and take effect at once. A malformed edit does not replace a valid quota."""
+"""Tests that edits of the quota ConfigMap are checked and take effect at once. Malformed ones replace nothing."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def test_a_malformed_edit_is_rejected_and_kubectl_shows_the_path_of_every_fault(
     cluster: Cluster, own: Installation
 ) -> None:
-    """The test ignores kubectl's warning that `kubectl apply` did not create the ConfigMap."""
+    """kubectl also warns that `kubectl apply` did not create the ConfigMap. The test ignores this warning."""
     with own.team({"quota": {"M40": 1}}):
         before = own.quota.document()
         manifest = json.dumps(own.quota.manifest(MALFORMED))
@@ -44,7 +44,7 @@ def test_a_malformed_edit_is_rejected_and_kubectl_shows_the_path_of_every_fault(
 
 
 def test_an_edit_that_removes_the_label_of_the_check_is_still_checked(cluster: Cluster, own: Installation) -> None:
-    """The API server calls the webhook because the ConfigMap had the label before the edit."""
+    """The ConfigMap had the label before the edit, so the API server calls the webhook."""
     own.quota.limit(anybody={"quota": {"M40": 1}})
     unlabelled = {"metadata": {"labels": None}, "data": {KEY: MALFORMED}}
     assert cluster.rest.try_merge_patch(own.quota.path, unlabelled).status == HTTPStatus.UNPROCESSABLE_ENTITY
@@ -68,7 +68,7 @@ def test_a_deleted_quota_limits_no_namespace_and_a_new_one_counts_running_pods(
 def test_an_edit_warns_of_a_lost_entry_and_an_event_reports_that_the_edit_is_in_force(
     cluster: Cluster, installation: Installation, team: Callable[[Json], str]
 ) -> None:
-    """The webhook does not know who calls it, so no warning tells whether a namespace exists."""
+    """The webhook does not know its caller, so no warning may reveal whether a namespace exists."""
     namespace = team({"quota": {"M40": 1}})
     missing = f"{namespace}s"
     entries = {**installation.quota.document(), namespace: {"quota": {"M40": 3}}}
@@ -85,7 +85,7 @@ def test_an_edit_warns_of_a_lost_entry_and_an_event_reports_that_the_edit_is_in_
 
 @pytest.fixture
 def unchecked(cluster: Cluster) -> QuotaConfigMap:
-    """A quota ConfigMap without the label for which the webhook is called, so that malformed text can be stored."""
+    """A quota ConfigMap without the label for which the webhook is called. So malformed text can be stored in it."""
     return QuotaConfigMap(cluster.rest, "kube-system", "gpuquota-unchecked", labels={})
 
 
@@ -125,9 +125,9 @@ def test_a_webhook_started_with_a_malformed_quota_waits_and_admits_pods_without_
         namespace = stack.enter_context(own.free_team())
         own.replica.await_log("quota document malformed")
         assert own.replica.get("/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
-        # The quota is malformed, so the webhook knows no GPU resources. The name of this pod's annotation makes the API
-        # server call the webhook, which admits the pod. A pod that requests a resource with a slash in its name is
-        # rejected, because the quota may define that resource as a GPU unit.
+        # Without a valid quota, the webhook knows no GPU resources. The API server calls it for this pod because of an
+        # annotation, and it admits the pod. A pod that requests a resource with a slash in its name is rejected,
+        # because the quota may define the resource as a GPU unit.
         cluster.create(gpu_pod("web", namespace, {"cpu": "1"}, annotations={"example.com/gpu": "none"}))
         rejected = cluster.try_create(card_pod("train", namespace))
         assert rejected.status == HTTPStatus.INTERNAL_SERVER_ERROR

@@ -1,6 +1,6 @@
-"""The controller keeps the ledger equal to the stored pods.
+"""Tests that the controller keeps the ledger equal to the stored pods.
 
-It releases the charges of ended pods, and of pods that were never stored. It releases no other charges.
+It releases the charges of ended pods and of pods that were never stored, and no others.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def test_a_charge_is_released_within_two_seconds_of_its_pods_end(
 
 
 def test_a_pod_created_right_after_a_deletion_may_be_retried(cluster: Cluster, team: str) -> None:
-    """The ledger still counts the deleted pod. So each rejection says that quota is being released."""
+    """The ledger still counts the deleted pod, so each rejection says that quota is being released."""
     for number in range(4):
         cluster.create(card_pod(f"train-{number}", team))
     rejections = []
@@ -66,7 +66,7 @@ def test_a_pod_created_right_after_a_deletion_may_be_retried(cluster: Cluster, t
 def test_a_terminating_pod_is_charged_until_it_is_deleted(
     cluster: Cluster, installation: Installation, team: str, m40: str
 ) -> None:
-    """The second pod is created while the first one terminates, so a ledger with both counts a terminating pod."""
+    """The second pod is created while the first one terminates. So a ledger that has both counts a terminating pod."""
     cluster.bind(card_pod("slow", team, cards=3), m40)
     await_committed(installation, team, M40=300)
     cluster.rest.send("DELETE", f"/api/v1/namespaces/{team}/pods/slow", {"gracePeriodSeconds": 600}).ok()
@@ -82,7 +82,7 @@ def test_a_terminating_pod_is_charged_until_it_is_deleted(
 
 
 def rejected_by_another_webhook(cluster: Cluster, namespace: str) -> None:
-    """Create a pod that our webhook charges, and that another validating webhook then rejects."""
+    """Create a pod that our webhook charges, and that another webhook then rejects."""
     label = {"metadata": {"labels": {"e2e.vcuda.io/rejected-later": namespace}}}
     cluster.rest.merge_patch(f"/api/v1/namespaces/{namespace}", label)
     later = webhook("later.example.com", namespaceSelector={"matchLabels": {"e2e.vcuda.io/rejected-later": namespace}})
@@ -115,7 +115,7 @@ def test_the_charge_of_a_pod_is_released_when_it_can_no_longer_be_stored(
 def test_the_first_quota_of_a_namespace_counts_the_running_pods(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, m40: str
 ) -> None:
-    """The pods are not pinned, so they are charged to the models of their nodes. An ended pod is not counted."""
+    """The pods are not pinned, so they are charged to the models of their nodes. Ended pods are not counted."""
     assert controller.process.poll() is None
     with installation.free_team() as namespace:
         await_enforced(cluster, namespace, enforced=False)
@@ -132,7 +132,7 @@ def test_the_first_quota_of_a_namespace_counts_the_running_pods(
 def test_a_removed_quota_removes_all_its_objects_and_may_be_restored(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """A replica remembers the ledger that it wrote last. When the quota is restored, it must read the new one."""
+    """A replica remembers the ledger that it wrote last. When the quota is restored, it must read the new ledger."""
     cluster.create(card_pod("train", team))
     await_published(cluster, team)
     installation.quota.lift(team)
@@ -155,7 +155,7 @@ def is_another(uid: str, found: Json) -> bool:
 def test_a_deleted_ledger_is_removed_when_nothing_is_pending_and_then_recreated(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """The ledger is created again when no pod that was charged in the old ledger can still be stored."""
+    """The ledger is created again when none of the pods in the deleted ledger can still be stored."""
     cluster.create(card_pod("stays", team))
     await_committed(installation, team, M40=100)
     for damage in ({}, {"data": {"ledger": "{"}}):

@@ -1,6 +1,6 @@
-"""Tests of the reflector, a cache of objects that a watch keeps current, with a real API server.
+"""Tests of the reflector (a cache of objects that a watch updates) with a real API server.
 
-After any disturbance the cache equals the stored objects.
+After any disturbance, the cache equals the stored objects.
 """
 
 import queue
@@ -24,7 +24,7 @@ from vcuda.kube import MERGE_PATCH, Kube, Params, Reflector
 TIMEOUT = 60  # seconds
 ATTEMPTS = 20
 OBJECTS = 1000
-# Kubernetes creates a ConfigMap in every namespace, and this selector excludes it.
+# Kubernetes creates a ConfigMap in every namespace. This selector leaves it out.
 OURS = {"labelSelector": "test=reflector"}
 
 
@@ -48,7 +48,7 @@ def manifest(name: str, value: str) -> bytes:
 
 @contextmanager
 def following(kube: Kube, path: str, **settings: Any) -> Iterator[tuple[Reflector[Item], queue.SimpleQueue[Seen]]]:
-    """Yield a synced reflector (a cache that a watch keeps current) and the queue of its events.
+    """Yield a synced reflector (a cache that a watch updates), and the queue of its events.
 
     Stop the reflector after the ``with`` statement. Otherwise an idle watch would last for minutes.
     """
@@ -75,7 +75,7 @@ class Writer:
     written: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def life(self, number: int) -> None:
-        """Create an object. Then change it if ``number`` is odd, and delete it if ``number`` is a multiple of three."""
+        """Create object ``number``. Then change it if the number is odd, and delete it if it is a multiple of three."""
         name = f"cm-{number:04}"
         one = f"{self.path}/{name}"
         self._insist(lambda: self.kube.post(self.path, manifest(name, "first")), Conflict)
@@ -88,7 +88,7 @@ class Writer:
     def _insist(self, write: Callable[[], object], landed: type[ApiError]) -> None:
         """Repeat the write until the API server answers.
 
-        ``landed``: the error of a repeated write if an earlier attempt has succeeded. It counts as success.
+        ``landed``: the error of a repeated write after an earlier one has succeeded. It counts as success.
         """
         for _ in range(ATTEMPTS):
             assert self.up.wait(TIMEOUT)
@@ -103,7 +103,7 @@ class Writer:
 def test_the_cache_equals_the_store_after_a_thousand_objects_and_two_restarts(
     kube: Kube, control_plane: ControlPlane, path: str
 ) -> None:
-    """The events of the reflector, applied one after another, result in the same objects."""
+    """The reflector's events, applied one after another, must lead to the same objects."""
     writer = Writer(kube, path)
     writer.up.set()
     with following(kube, path, page_size=50) as (reflector, seen), ThreadPoolExecutor(4) as threads:
@@ -177,7 +177,7 @@ def test_a_paged_list_whose_token_expires_restarts_and_shows_no_partial_result(
 def replayed(seen: queue.SimpleQueue[Seen], until: str) -> dict[str, Item]:
     """Apply the reflector's events up to the creation of ``until``, and return the objects.
 
-    Assert that the old object of each event is the new object of the previous event with the same name.
+    The old object of each event must be the new object of the event before it with the same name.
     """
     state: dict[str, Item] = {}
     while until not in state:
@@ -192,16 +192,17 @@ def replayed(seen: queue.SimpleQueue[Seen], until: str) -> dict[str, Item]:
 def test_events_missed_while_the_api_server_was_down_are_reported_after_a_410(
     kube: Kube, control_plane: ControlPlane, path: str
 ) -> None:
-    """After a restart, the watch cache of the API server is empty. So the API server answers 410 to a watch from an
-    earlier version, and the reflector lists the objects again.
+    """After a restart, the API server's watch cache is empty.
+
+    So it answers 410 to a watch from an earlier version, and the reflector lists the objects.
     """
     kube.post(path, manifest("changed", "first"))
     kube.post(path, manifest("gone", "first"))
     pause = Gate()
     with following(kube, path, wait=pause) as (reflector, seen):
         assert [seen.get(timeout=TIMEOUT)[0] for _ in range(2)] == [None, None]
-        # The reflector does not select this object. Its creation makes the newest resourceVersion newer than that of
-        # the reflector's watch.
+        # The reflector does not select this object. After its creation, the newest resourceVersion is newer than that
+        # of the reflector's watch.
         kube.post(path, msgspec.json.encode({"metadata": {"name": "unselected"}}))
         control_plane.apiserver.kill()
         assert pause.reached.wait(TIMEOUT)
@@ -218,7 +219,7 @@ def test_events_missed_while_the_api_server_was_down_are_reported_after_a_410(
 
 
 class Gate:
-    """Replaces the wait between two attempts of the reflector. The wait lasts until the test sets ``open``."""
+    """Replaces the reflector's wait between two attempts. The wait lasts until the test sets ``open``."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -230,7 +231,7 @@ class Gate:
 
 
 def test_an_object_selected_by_name_is_watched_before_it_exists(kube: Kube, path: str) -> None:
-    """The webhook watches the quota ConfigMap by such a field selector."""
+    """By such a field selector, the webhook watches the quota ConfigMap."""
     with following(kube, path, params={"fieldSelector": "metadata.name=gpuquota"}) as (reflector, seen):
         assert dict(reflector.snapshot()) == {}
         kube.post(path, manifest("other", "x"))

@@ -1,6 +1,6 @@
-"""Runs random orders of calls against reservations (quota that a replica holds in advance).
+"""Tests that run random orders of calls against reservations (quota that a replica holds in advance).
 
-Here the API server and etcd are real. tests/unit does the same with a test double.
+The API server and etcd are real. tests/unit does the same with a test double.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""Tests of the controller's retry: when quota is released, the controller patches a rejected workload.
+"""Tests of the controller's retry: when quota is released, it patches a rejected workload.
 
-So the workload creates its pods at once. Without the patch, it would retry only when its back-off ends.
+So the workload creates its pods at once, and not only when its back-off ends.
 """
 
 import datetime
@@ -45,7 +45,7 @@ FREED = 3
 class Waiting:
     """A workload in ``namespace`` whose pod was rejected.
 
-    ``freed``: the time when quota for the pod was released, in Unix seconds.
+    ``freed``: when quota for the pod was released, in Unix seconds.
     """
 
     namespace: str
@@ -57,7 +57,7 @@ class Waiting:
 def waiting(
     cluster: Cluster, control_plane: ControlPlane, installation: Installation, controller: ControllerProcess
 ) -> Iterator[dict[str, Waiting]]:
-    """A rejected workload for every case in `CASES`. The test releases quota when the workload's back-off is long."""
+    """A rejected workload for every case in `CASES`. When its back-off is long, the test releases quota."""
     require(control_plane, "kube-controller-manager")
     assert controller.port
     with ExitStack() as stack:
@@ -99,7 +99,7 @@ def await_rejections(webhook: WebhookProcess, namespace: str, count: int, outcom
 def test_a_rejected_workload_gets_its_pod_before_its_backoff_ends(
     cluster: Cluster, waiting: dict[str, Waiting], case: str
 ) -> None:
-    """Some owners report a rejection only by Events, so the controller must find the rejection there."""
+    """Some owners of pods report a rejection only by Events, where the controller must find it."""
     namespace = waiting[case].namespace
     pods = cluster.await_pods(namespace, lambda found: any(is_own(pod) for pod in found))
     [created] = [pod["metadata"]["creationTimestamp"] for pod in pods if is_own(pod)]
@@ -117,7 +117,7 @@ def is_own(pod: Json) -> bool:
 def test_a_daemon_set_gets_its_pod_as_soon_as_its_node_has_a_model(
     cluster: Cluster, control_plane: ControlPlane, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """The controller manager stops meanwhile, because Kubernetes 1.37 itself retries once after the change."""
+    """The controller manager is stopped during the change, because Kubernetes 1.37 itself retries once after it."""
     require(control_plane, "kube-controller-manager")
     manager = control_plane.controller_manager
     assert controller.port
@@ -145,7 +145,7 @@ def retried_at(owner: Json) -> datetime.datetime:
 
 @pytest.fixture
 def hasty(control_plane: ControlPlane) -> Iterator[Component]:
-    """A controller manager without its limit of 20 requests per second, which would delay hundreds of Deployments."""
+    """A controller manager without its limit of 20 requests per second, which would delay many Deployments."""
     usual = control_plane.controller_manager
     assert usual is not None
     hasty = replace(usual, command=(*usual.command, "--kube-api-qps=1000", "--kube-api-burst=2000"))
@@ -159,7 +159,7 @@ def hasty(control_plane: ControlPlane) -> Iterator[Component]:
 def test_rejected_deployments_do_not_retry_all_at_once(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, hasty: Component
 ) -> None:
-    """The controller makes only as many owners retry as pods fit into the released quota."""
+    """The controller makes only as many owners retry as their pods fit into the released quota."""
     with limited_team(installation, {"quota": {"M40": FREED}}) as namespace:
         replica_sets = f"/apis/apps/v1/namespaces/{namespace}/replicasets"
         for number in range(FREED):
@@ -170,7 +170,7 @@ def test_rejected_deployments_do_not_retry_all_at_once(
         cluster.await_collection(
             replica_sets, lambda owners: len(owners) == CROWD and all(map(was_rejected, owners)), 90
         )
-        # Stop the controller manager, so that the owners cannot retry by themselves and use the released quota.
+        # Without the controller manager, the owners cannot retry by themselves and use the released quota. So stop it.
         with hasty.away():
             for number in range(FREED):
                 cluster.delete_pod(namespace, f"holder-{number}")

@@ -1,4 +1,4 @@
-"""Webhook replicas are replaced by replicas of another release, while pods are created.
+"""Tests that replace webhook replicas by replicas of another release, while pods are created.
 
 If both releases use the same ledger format, no create fails.
 """
@@ -29,7 +29,7 @@ ROOM_FOR = (500, 50, 5, 1)
 
 @pytest.fixture
 def own(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
-    """Webhook replicas that answer for a second after SIGTERM, because a cluster removes endpoints with a delay."""
+    """Webhook replicas that answer for a second after SIGTERM, because a cluster removes their endpoints late."""
     with running(cluster, tmp_path, replicas=REPLICAS, flags=("--drain-seconds", "1")) as own:
         await_ready(own)
         with registered(own), controlling(own):

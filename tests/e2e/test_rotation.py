@@ -24,7 +24,7 @@ SHORT = ("--overlap", "3s", "--retention", "3s", "--timeout", "200s")
 
 @pytest.fixture(scope="module")
 def rotator(cluster: Cluster) -> Iterator[Path]:
-    """A kubeconfig of the account that rotates certificates, which has only the rights of the manifest."""
+    """A kubeconfig of the account that rotates certificates. The account only has the rights in the manifest."""
     with account_of(cluster, "certs-rbac.yaml", "vcuda-certs") as account:
         yield account.kubeconfig
 
@@ -55,7 +55,7 @@ def served(stage: Stage) -> set[bytes]:
 
 
 def verified_by_openssl(leaf: bytes, bundle: str, directory: Path) -> bool:
-    """Return whether OpenSSL accepts the leaf certificate for the Service's name, with the caBundle as trusted CA."""
+    """Return whether OpenSSL accepts the leaf certificate for the Service's name, if it trusts the caBundle."""
     (directory / "leaf.pem").write_text(ssl.DER_cert_to_PEM_cert(leaf))
     (directory / "bundle.pem").write_bytes(base64.b64decode(bundle))
     command = ("openssl", "verify", "-purpose", "sslserver", "-x509_strict", "-verify_hostname", SERVER_NAME)
@@ -64,7 +64,7 @@ def verified_by_openssl(leaf: bytes, bundle: str, directory: Path) -> bool:
 
 
 def answered(stage: Stage, bundle: str) -> float:
-    """Return the number of calls that all replicas have answered. One create causes one call of each webhook."""
+    """Return how many calls all replicas have answered. Each create causes one call of each webhook."""
     for replica in stage.replicas:
         replica.tls = ssl.create_default_context(cadata=base64.b64decode(bundle).decode())
     return sum(replica.metric("vcuda_admissions_total") for replica in stage.replicas)

@@ -1,4 +1,4 @@
-"""`vcuda-certs rotate` repairs any damage to the certificates, or prints the command that a person must run."""
+"""Tests that `vcuda-certs rotate` repairs any damage to certificates, or prints the command for a person to run."""
 
 import base64
 import json
@@ -58,7 +58,7 @@ def pair(name: str, signed: Signed) -> dict[str, str]:
 
 
 def age(stage: Stage, *, authority_life: timedelta) -> None:
-    """Replace the CA and the leaf certificate by certificates of three hours ago. The leaf certificate has expired."""
+    """Replace the CA and the leaf certificate by ones of three hours ago. The leaf certificate has expired."""
     then = datetime.now(UTC) - timedelta(hours=3)
     authority = make_authority(then, authority_life)
     leaf = make_leaf(authority, service_names(SERVICE, SYSTEM_NAMESPACE), then, timedelta(hours=1))
@@ -70,7 +70,7 @@ def age(stage: Stage, *, authority_life: timedelta) -> None:
 
 
 def await_served(stage: Stage, leaf: Signed) -> None:
-    """Wait until all webhook replicas present ``leaf``, trusted or not. They read their files every few seconds."""
+    """Wait until all webhook replicas, which read their files every few seconds, present ``leaf`` (trusted or not)."""
     wanted = leaf.certificate.public_bytes(Encoding.DER)
     eventually(lambda: {shown(address) for address in stage.addresses()} == {wanted})
 
@@ -134,7 +134,7 @@ def test_a_secret_that_must_not_be_written_is_unchanged(stage: Stage, change: Js
 
 
 def test_a_configuration_that_lost_its_label_is_reported_and_keeps_working(stage: Stage, namespace: str) -> None:
-    """vcuda-certs does not change the CA until a person has restored the label by the reported command."""
+    """vcuda-certs changes the CA only after a person has restored the label by the reported command."""
     path = PATHS["ValidatingWebhookConfiguration"]
     stage.cluster.rest.merge_patch(path, {"metadata": {"labels": None}})
     before = stage.cluster.rest.get(path)
@@ -179,7 +179,7 @@ def checked(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def later() -> str:
-    """Return the time after a wait of a second, so that it is later than the start of every present certificate."""
+    """Wait for a second, and return the time. It is later than the start of every present certificate."""
     time.sleep(1.1)
     return utc_now()
 
@@ -189,9 +189,9 @@ def do_as_told(stage: Stage, rejected: subprocess.CompletedProcess[str]) -> None
 
 
 def assert_at_rest(stage: Stage, namespace: str) -> None:
-    """Assert that pods are reviewed, and that all caBundles have the same single CA, which issued every served leaf.
+    """Assert that pods are reviewed, and that all caBundles have the same single CA, which issued all served leaves.
 
-    Assert that `vcuda-certs status` finds no fault.
+    `vcuda-certs status` must find no fault.
     """
     stage.await_answered(namespace)
     assert len(set(stage.bundles())) == 1

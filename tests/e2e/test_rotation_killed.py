@@ -1,4 +1,4 @@
-"""A rotation of certificates that is killed repeatedly still completes, and exposes no private key."""
+"""Tests that a rotation of certificates that is killed repeatedly still completes, and exposes no private key."""
 
 import base64
 import json
@@ -33,7 +33,7 @@ SHORT = ("--overlap", "1s", "--retention", "1s", "--timeout", "60s")
 class Life:
     """A run of the rotation that has ended.
 
-    ``visible``: the command line and environment of its process.
+    ``visible``: the command line and the environment of its process.
     """
 
     status: int
@@ -46,10 +46,10 @@ READS = frozenset({"GET"})
 
 @dataclass
 class Fatal(Losses):
-    """Kills the process ``victim`` at one of its requests. The answer to that request is lost.
+    """Kills the process ``victim`` at one of its requests, whose answer is lost.
 
-    ``read``: the number of the fatal read, from 1. If ``read`` is 0, the first write is fatal.
-    ``reads``: the number of reads so far.
+    ``read``: the number of the fatal read, from 1. If it is 0, the first write is fatal. ``reads``: the number of reads
+    so far.
     """
 
     victim: int = 0
@@ -57,14 +57,14 @@ class Fatal(Losses):
     reads: int = 0
 
     def aim(self, read: int) -> None:
-        """Count the reads of a new process from zero. Its fatal read is ``read``.
+        """Count the reads of a new process from zero. Read number ``read`` is fatal.
 
         The caller must set ``victim`` when the process has started.
         """
         self.victim, self.read, self.reads = 0, read, 0
 
     def takes(self, method: str, path: str) -> bool:
-        """If this is the fatal request, kill the process and return True. The API server has already performed it."""
+        """If this is the fatal request, kill the process and return True. The API server has performed the request."""
         with self._lock:
             self.reads += method in READS
             if (self.reads != self.read) if self.read else (method in READS):
@@ -108,10 +108,10 @@ def test_a_rotation_killed_at_each_request_in_turn_still_completes_and_fails_no_
 
 
 def lives(command: list[str], fatal: Fatal, home: Path) -> Iterator[Life]:
-    """Yield runs of the rotation until a run ends by itself. The earlier runs are killed, by turns at a read and at the
+    """Yield runs of the rotation until one ends by itself. The earlier runs are killed, by turns at a read and at the
     first write.
 
-    A read changes nothing, so any read can be the fatal one. Its number changes from run to run.
+    A read changes nothing, so any read can be fatal. Its number changes from run to run.
     """
     for number in count():
         at_write = number % 2
@@ -136,7 +136,7 @@ def live(command: list[str], fatal: Fatal, home: Path) -> Life:
 
 
 def private_keys(cluster: Cluster) -> Iterator[str]:
-    """Yield a part of every private key in the two Secrets, by which a test can find the key in other texts."""
+    """Yield a part of every private key in the two Secrets. By this part, a test can find the key in other texts."""
     for path in (CA_SECRET, SERVING_SECRET):
         for name, text in data_of(cluster, path).items():
             if name.endswith(".key"):

@@ -1,4 +1,4 @@
-"""Some tenants attack with large objects and many requests. The pods of other tenants are still admitted.
+"""Tests that pods of other tenants are admitted while some tenants attack with large objects and many requests.
 
 None of our programs exceeds its memory limit.
 """
@@ -50,7 +50,7 @@ CREATE_PAUSE = 0.15
 
 @pytest.fixture(scope="module")
 def own_cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A control plane only for this test, which fills it with objects. etcd compacts its history every minute."""
+    """A control plane for this test only, which fills it with objects. etcd compacts its history every minute."""
     settings = Settings(apiserver_flags=("--etcd-compaction-interval=1m",))
     with (
         running_control_plane(assets, tmp_path_factory.mktemp("siege") / "control-plane", settings) as plane,
@@ -189,8 +189,8 @@ def test_attacks_with_large_objects_affect_no_other_tenant_and_kill_no_program(
             assert part.resident() < part.group.limit, part
             assert part.process.process.poll() is None, part.process.output()
         assert [replica.worker() for replica in stage.own.replicas] == [part.pids[1] for part in stage.parts[:REPLICAS]]
-        # The quota of this test has no entry for `*`. So a namespace that does not exist has no limit, and its pods may
-        # be admitted.
+        # Here the quota has no entry `*`. So a namespace that does not exist has no limit, and its pods may be
+        # admitted.
         invented = {name: attackers.ATTACKS[name] | {ALLOWED} for name in attackers.ATTACKS if "invented" in name}
         known = {**attackers.ATTACKS, **invented, **large_attackers.ATTACKS}
         if claiming:

@@ -1,4 +1,4 @@
-"""An API server that has just started rejects permitted calls with 403, because it has not read the RBAC roles yet.
+"""Tests of an API server that has just started. It rejects permitted calls with 403 until it has read the RBAC roles.
 
 For some time after its first call, each of our programs treats such a 403 as temporary.
 """
@@ -38,7 +38,7 @@ def account(cluster: Cluster) -> Iterator[Cluster]:
 
 @contextmanager
 def repeating(call: Callable[[], str]) -> Iterator[list[str]]:
-    """Repeat the call in a thread during the ``with`` statement. Yield the list to which each result is appended."""
+    """Repeat the call in a thread during the ``with`` statement. Yield the list to which its results are added."""
     found: list[str] = []
 
     def repeat(stop: threading.Event) -> None:
@@ -50,7 +50,7 @@ def repeating(call: Callable[[], str]) -> Iterator[list[str]]:
 
 
 def start_until(control_plane: ControlPlane, found: list[str], wanted: str) -> None:
-    """Kill and start the API server repeatedly until one of the results contains the text ``wanted``."""
+    """Kill and start the API server repeatedly, until a result contains the text ``wanted``."""
     for _ in range(STARTS):
         with control_plane.apiserver.away(control_plane.apiserver.kill):
             pass

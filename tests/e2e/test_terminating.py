@@ -1,4 +1,4 @@
-"""Tests of pods that were deleted but may still run. They stay charged, even if the leader changes.
+"""Tests of deleted pods that may still run. They stay charged, even if the leader changes.
 
 After the deletion of a namespace, none of its data remains.
 """
@@ -22,7 +22,7 @@ FOUR = Charge(400, 0, 400)
 def test_a_pod_deleted_by_force_stays_charged_for_its_grace_period_under_every_leader(
     cluster: Cluster, installation: Installation, m40: str
 ) -> None:
-    """The leader's flag --max-terminating-seconds also limits the charge of a pod with a longer grace period."""
+    """The leader's flag --max-terminating-seconds limits how long a pod with a longer grace period stays charged."""
     with installation.team({"quota": {"M40": 4}}) as team, tenant_of(cluster, team) as tenant:
         long = with_spec(card_pod("long", team, cards=4), terminationGracePeriodSeconds=MAX_TERMINATING_SECONDS)
         with controlling(installation, "--max-terminating-seconds", "500") as leader:
@@ -47,7 +47,7 @@ def test_a_pod_deleted_by_force_stays_charged_for_its_grace_period_under_every_l
 
 @pytest.mark.usefixtures("controller_manager")
 def test_a_deleted_namespace_leaves_no_ledger_report_or_series(cluster: Cluster, installation: Installation) -> None:
-    """The quota's entry for "*" would also limit a new namespace with the same name."""
+    """The entry "*" of the quota would also limit a new namespace with the same name."""
     with controlling(installation) as controller, installation.quota.limited(**{"*": {"quota": {"M40": 4}}}):
         with installation.free_team() as namespace:
             await_enforced(cluster, namespace)

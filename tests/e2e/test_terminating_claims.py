@@ -1,4 +1,4 @@
-"""A pod with a claim is deleted by force, so its containers may still use the devices of the claim.
+"""Tests of a pod with a claim that is deleted by force. Its containers may still use the devices of the claim.
 
 The devices stay charged for the grace period of the pod.
 """
@@ -48,7 +48,7 @@ def training(team: str, name: str, grace: int = GRACE) -> Json:
 
 
 def start(cluster: Cluster, installation: Installation, pod: Json) -> None:
-    """Create a pod. Wait until its claim has a device, the pod is bound, and the device is charged."""
+    """Create a pod. Wait until its claim has a device, which is charged, and until the pod is bound."""
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     cluster.create(pod)
     cluster.await_bound(namespace, name)
@@ -57,7 +57,7 @@ def start(cluster: Cluster, installation: Installation, pod: Json) -> None:
 
 
 def delete_by_force(cluster: Cluster, namespace: str, name: str) -> None:
-    """Delete a running pod as an administrator with a grace period of 0, and wait until the pod's claim is deleted."""
+    """As an administrator, delete a running pod with a grace period of 0. Wait until its claim is deleted."""
     [held] = claims(cluster, namespace)
     cluster.delete_by_force(namespace, name)
     cluster.await_gone(claims_path(namespace), held["metadata"]["name"])
@@ -75,7 +75,7 @@ def held(ledger: Ledger) -> list[Terminating]:
 def test_the_card_of_a_running_pod_deleted_by_force_is_not_free_for_the_grace_period(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """The leader's flag --max-terminating-seconds limits the time for which the card stays charged."""
+    """The leader's flag --max-terminating-seconds limits how long the card stays charged."""
     with tenant_of(cluster, team) as tenant:
         tenant.create(template(team, "gpu"))
         with controlling(installation, *BOUND) as leader:

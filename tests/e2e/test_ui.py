@@ -1,4 +1,4 @@
-"""Opens the usage page of a real controller in a browser. The page must show changes of a real control plane."""
+"""Tests of the usage page of a real controller in a browser. It must show changes of a real control plane."""
 
 from collections.abc import Iterator
 

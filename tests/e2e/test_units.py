@@ -1,4 +1,4 @@
-"""A tenant with ClusterRole `edit` tries every way to request a GPU. Each request is charged or rejected."""
+"""Tests that a request for a GPU is charged or rejected, in every way that ClusterRole `edit` permits."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ ALL: Json = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     with installed(cluster, tmp_path_factory.mktemp("own")) as installation:
-        # A webhook may be ready before it has listed the RuntimeClasses, which these tests need.
+        # A webhook may be ready before it has listed the RuntimeClasses that these tests need.
         installation.replica.await_log("listed", lambda line: line["resource"] == RUNTIME_CLASSES)
         yield installation
 
@@ -42,7 +42,7 @@ def runtime_class(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def join(own: Installation, tenant: Callable[[str], Cluster]) -> Iterator[Callable[..., tuple[str, Cluster]]]:
-    """A function that creates a namespace with a quota entry, and returns the namespace with a client of its tenant."""
+    """A function that creates a namespace with a quota entry. It returns the namespace, and a client of its tenant."""
     teams = []
 
     def enter(**entry: object) -> tuple[str, Cluster]:
@@ -82,7 +82,7 @@ def named(manifest: Json, namespace: str, name: str = "train") -> Json:
 def test_every_resource_of_the_tables_is_charged_and_pinned(
     own: Installation, join: Callable[..., tuple[str, Cluster]], limits: Json, cores: int
 ) -> None:
-    """A further pod requests nine times the amount, which exceeds the limit."""
+    """Another pod requests nine times the amount, which exceeds the limit."""
     namespace, tenant = join()
     stored = tenant.create(named(vcuda_pod(limits), namespace))
     assert stored["metadata"]["annotations"]["quota.vcuda.io/model"] == "M40"
@@ -103,7 +103,7 @@ def test_every_resource_of_the_tables_is_charged_and_pinned(
 def test_a_quota_admits_as_many_mig_slices_as_its_cards_have(
     own: Installation, join: Callable[..., tuple[str, Cluster]], limit: dict[str, int], profile: str, fit: int
 ) -> None:
-    """The charges of the admitted pods add up to the limit exactly."""
+    """The charges of the admitted pods together are exactly the limit."""
     namespace, tenant = join(quota=limit)
     [(model, cards)] = limit.items()
     pod_of = vcuda_pod({f"nvidia.com/mig-{profile}": "1"})
@@ -167,7 +167,7 @@ def test_unknown_resources_and_extra_access_are_rejected_unless_allowed(
 def test_a_pod_with_a_claim_is_rejected_if_claims_are_not_counted(
     own: Installation, cluster: Cluster, join: Callable[..., tuple[str, Cluster]]
 ) -> None:
-    """An API server with claims admits the pod, because the claim is charged. An older one may drop the field."""
+    """An API server with claims admits the pod, because it charges the claim. An older one may drop the field."""
     namespace, tenant = join()
     claims = [{"name": "gpu", "resourceClaimName": "mine"}]
     answer = tenant.try_create(named(pod(container(), resourceClaims=claims), namespace))
@@ -180,7 +180,7 @@ def test_a_pod_with_a_claim_is_rejected_if_claims_are_not_counted(
 def test_an_edit_of_the_units_takes_effect_and_stored_pods_are_counted_again(
     own: Installation, cluster: Cluster, join: Callable[..., tuple[str, Cluster]]
 ) -> None:
-    """The controller counts the stored pods by the new value, even if no new pod is created."""
+    """The controller counts the stored pods by the new value, even without a new pod."""
     namespace, tenant = join()
     tenant.create(named(vcuda_pod({"nvidia.com/gpu.shared": "4"}), namespace))
     assert own.charged(namespace) == {"M40": 100}

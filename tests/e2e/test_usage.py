@@ -1,4 +1,4 @@
-"""Reports of a namespace's usage: ConfigMap gpu-quota-usage, metrics, and `kubectl gpuquota` with a real kubectl."""
+"""Tests of the reports of a namespace's usage: a ConfigMap, metrics, and `kubectl gpuquota` with a real kubectl."""
 
 import json
 import os
@@ -46,7 +46,7 @@ Plugin = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def gpuquota(cluster: Cluster, tmp_path: Path) -> Plugin:
-    """A function that runs `kubectl gpuquota …` with the plugin on PATH and a context that names no namespace."""
+    """A function that runs `kubectl gpuquota …`. The plugin is on PATH, and the context names no namespace."""
     assert shutil.which("kubectl-gpuquota", path=sysconfig.get_path("scripts"))
     environment = {
         "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}",
@@ -110,7 +110,7 @@ def test_reserved_cards_are_distinct_from_used_and_free_ones_and_are_released(
 def test_pods_created_before_the_quota_are_reported_and_charged_when_their_model_is_known(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, m40: str
 ) -> None:
-    """The running pod has the model of its node. The waiting pod has no node, and no model yet."""
+    """The running pod has the model of its node. The waiting pod has no node, so it has no model yet."""
     with installation.free_team() as namespace:
         await_enforced(cluster, namespace, enforced=False)
         cluster.create(with_spec(card_pod("bound", namespace), nodeName=m40))
@@ -130,7 +130,7 @@ def test_pods_created_before_the_quota_are_reported_and_charged_when_their_model
 def test_a_pod_that_is_not_pinned_is_charged_by_its_node(
     cluster: Cluster, installation: Installation, create_node: Callable[..., str]
 ) -> None:
-    """When the node's model label changes, the charge changes to the new model."""
+    """When the model label of the node changes, the pod is charged to the new model."""
     node = create_node("late-m40", {}, {"tencent.com/vcuda-core": "1600"})
     with installation.free_team() as namespace:
         cluster.create(with_spec(card_pod("bound", namespace), nodeName=node))
@@ -153,7 +153,7 @@ def guarded(cluster: Cluster, namespace: str) -> Iterator[str]:
 
 
 def report_of(namespace: str, told: str) -> Json:
-    """Return a usage report that a tenant forges, with the labels that the controller sets."""
+    """Return a usage report that a tenant has forged, with the labels of the controller's reports."""
     metadata = {"namespace": namespace, "name": USAGE, "labels": USAGE_LABELS}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"usage.json": told}}
 
@@ -254,7 +254,7 @@ def test_explain_shows_the_decision_and_reason_for_each_pod_and_creates_nothing(
 def test_explain_covers_claims_templates_and_the_claims_a_pod_would_get(
     cluster: Cluster, team: str, gpuquota: Plugin, tmp_path: Path
 ) -> None:
-    """Kubernetes before 1.34 serves no claims. Then the command reports each object as rejected, with the reason."""
+    """Kubernetes before 1.34 serves no claims. The command then reports each object as rejected, with this reason."""
     file = tmp_path / "claims.yaml"
     made = [
         dra.claim(team, "fits"),
@@ -292,7 +292,7 @@ def test_explain_covers_claims_templates_and_the_claims_a_pod_would_get(
 def test_explain_does_not_send_a_pod_for_which_another_webhook_would_create_a_claim(
     cluster: Cluster, installation: Installation, team: str, gpuquota: Plugin, tmp_path: Path
 ) -> None:
-    """HAMi-DRA's webhook creates a claim even in a dry run, so the command must not send the pod."""
+    """HAMi-DRA's webhook creates a claim even in a dry run. So the command must not send the pod."""
     dra.require_dra(cluster)
 
     def make_claim(_path: str, review: Json) -> Json:

@@ -1,4 +1,4 @@
-"""The controller reports stored pods that are beyond the quota, and evicts them if eviction is enabled."""
+"""Tests that the controller reports stored pods beyond the quota, and evicts them if eviction is enabled."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -29,7 +29,7 @@ NODE = "audit-m40"
 
 @pytest.fixture(scope="module")
 def account(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
-    """A client with the controller's account, to which the component evict-violations gives the right to evict pods."""
+    """A client with the controller's account. The component evict-violations gives it the right to evict pods."""
     cluster.kubectl("apply", "-f", str(COMPONENTS / "evict-violations" / "rbac.yaml"))
     yield account
     cluster.kubectl("delete", "-f", str(COMPONENTS / "evict-violations" / "rbac.yaml"))
@@ -49,7 +49,7 @@ def team_of_three(cluster: Cluster, own: Installation, namespace: str) -> None:
 
 
 def start(cluster: Cluster, namespace: str, name: str) -> None:
-    """Create a running pod with one card. The controller orders pods that were created in the same second by name."""
+    """Create a running pod with one card. Pods that were created in the same second are ordered by name."""
     pod = card_pod(name, namespace)
     pod["metadata"]["labels"] = {"app": name}
     cluster.bind(pod, NODE)
@@ -57,14 +57,14 @@ def start(cluster: Cluster, namespace: str, name: str) -> None:
 
 
 def await_events(cluster: Cluster, namespace: str, reason: str, *names: str) -> list[Json]:
-    """Return the Events of this reason as soon as each of these pods has such an Event."""
+    """Return the Events of this reason once each of these pods has one."""
     return cluster.await_events(
         namespace, f"reason={reason}", lambda events: {event["involvedObject"]["name"] for event in events} >= {*names}
     )
 
 
 def going(cluster: Cluster, namespace: str) -> set[str]:
-    """Return the names of the terminating pods. No kubelet runs here, so these pods stay and still use their cards."""
+    """Return the names of terminating pods. No kubelet runs here, so they stay, and still use their cards."""
     return {pod["metadata"]["name"] for pod in cluster.pods(namespace) if "deletionTimestamp" in pod["metadata"]}
 
 
@@ -76,7 +76,7 @@ def budget_of(namespace: str, app: str) -> Json:
 
 @pytest.mark.usefixtures("node")
 class TestByDefault:
-    """The controller runs without --evict-violations, so it only reports."""
+    """Tests of a controller without --evict-violations, which only reports."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -103,7 +103,7 @@ class TestByDefault:
 
 @pytest.mark.usefixtures("node")
 class TestEnforced:
-    """The controller runs with --evict-violations and with the rights of the manifests, so it evicts pods."""
+    """Tests of a controller with --evict-violations and with the rights of the manifests, which evicts pods."""
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -1,4 +1,4 @@
-"""Workloads whose controllers create pods, for tests in which these pods are rejected and later retried."""
+"""Workloads whose controllers create pods, for tests in which the pods are rejected and retried later."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ KINDS = ("ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Job
 
 
 def workload(kind: str, namespace: str, name: str = "train", *, replicas: int = 1, pod: Json | None = None) -> Json:
-    """Return a workload (an object that owns pods) with ``replicas`` pods. By default each pod requests one card."""
+    """Return a workload (an object that owns pods) with ``replicas`` pods. By default, each requests one card."""
     labels = {"app": name}
     template = {"metadata": {"labels": labels}, "spec": (pod or card_pod("", namespace))["spec"]}
     spec: Json = {"selector": {"matchLabels": labels}, "replicas": replicas, "template": template}
@@ -32,12 +32,12 @@ def workload(kind: str, namespace: str, name: str = "train", *, replicas: int = 
 def check_retried(cluster: Cluster, manager: Component | None, namespace: str, free: Callable[[], None]) -> None:
     """Create a workload of every kind in `KINDS`, and wait until its pods were rejected.
 
-    Then call ``free``, which releases quota, and assert that our controller retries each workload.
+    Then call ``free``, which releases quota. Our controller must make each workload retry.
     """
     assert manager is not None
     created = [cluster.create(workload(kind, namespace, kind.lower())) for kind in KINDS]
     await_rejected(cluster, namespace)
-    # Kubernetes' controller manager is stopped here, because it would also retry the workloads after some time.
+    # Kubernetes' controller manager would also make the workloads retry after some time, so it is stopped here.
     with manager.away():
         free()
         for each in created:
@@ -53,7 +53,7 @@ def await_rejected(cluster: Cluster, namespace: str) -> None:
     for kind in ("ReplicaSet", "ReplicationController"):
         path = cluster.path_of(workload(kind, namespace))
         cluster.await_collection(path, lambda found: all("conditions" in each["status"] for each in found))
-    # A DaemonSet's Event precedes its status, but only the status shows our controller that a pod is missing.
+    # A DaemonSet's Event precedes its status, but our controller sees the missing pod only in the status.
     path = cluster.path_of(workload("DaemonSet", namespace))
     cluster.await_collection(path, lambda found: all(each["status"]["desiredNumberScheduled"] for each in found))
 

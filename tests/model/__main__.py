@@ -12,7 +12,7 @@ REST_EVERY = 200
 
 
 def main() -> int:
-    """Explore the model with the correct rules, and with each deliberately wrong rule. Print the results.
+    """Explore the model with the correct rules, and with each rule that is wrong on purpose. Print the results.
 
     Return 1 if the correct rules lead to a violation, or if a wrong rule leads to none.
     """

@@ -1,4 +1,4 @@
-"""The bounds within which the model is explored, and deliberately wrong rules, which must lead to a violation."""
+"""The bounds within which the model is explored, and rules that are wrong on purpose, each with a violation."""
 
 from typing import Any, NamedTuple
 
@@ -55,7 +55,7 @@ FULL = SMALL | {
 
 
 class Mutant(NamedTuple):
-    """A deliberately wrong rule (``broken``) in place of ``rule``, and bounds within which it leads to a violation.
+    """A rule that is wrong on purpose (``broken``) in place of ``rule``, and bounds within which it causes a violation.
 
     ``rests``: True if the only violation is a charge that is never released, or a move that never ends.
     """
@@ -72,7 +72,7 @@ class Mutant(NamedTuple):
 
     @property
     def rest_every(self) -> int:
-        """Return 20 if every 20th state (world) is checked for charges that are never released; 0 if none is."""
+        """Return 20 if every 20th state (world) is checked for charges that are never released; 0 for no check."""
         return 20 if self.rests else 0
 
 

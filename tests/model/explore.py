@@ -1,4 +1,4 @@
-"""Explores all states (worlds) to which the rules lead, with the fewest steps first, up to the first violation."""
+"""Explores all states (worlds) to which the rules lead, up to the first violation. Fewer steps come first."""
 
 import time
 from collections import deque
@@ -12,8 +12,7 @@ from tests.model.world import ASKED, AWAY, NOT_PENDING, STORED, WAITING, Bounds,
 class Explored(NamedTuple):
     """The result of an exploration.
 
-    ``fault``: the violation that was found; empty if there is none.
-    ``trace``: the steps to the state (world) with the violation.
+    ``fault``: the violation, or an empty text. ``trace``: the steps that lead to the state (world) with the violation.
     """
 
     states: int
@@ -30,9 +29,8 @@ def steps(world: World, bounds: Bounds) -> list[Step]:
 def fault_of(world: World, bounds: Bounds) -> str:
     """Return the violation in this state (world), or an empty text.
 
-    The live pods, the pods that may still be stored, and the pods whose containers still run must fit the limit
-    together. A replica may reject a pod only if the other pods use the whole limit. Terminating charges
-    count as used.
+    Live pods, pods that may still be stored, and pods whose containers still run must together fit the limit. A replica
+    may reject a pod only if the other pods use the whole limit. Terminating charges count as used.
     """
     live = sum(pod.stage == STORED for pod in world.pods)
     storable = sum(pod.stage == ASKED and pod.yes for pod in world.pods)
@@ -55,7 +53,7 @@ def fault_of(world: World, bounds: Bounds) -> str:
 
 
 def _rejectable(world: World, live: int, bounds: Bounds) -> int:
-    """REJECT: return the usage by which a replica rejects a pod. A LIST that began after the request counts it."""
+    """REJECT: return the usage by which a replica rejects a pod. It is from a LIST that began after the request."""
     if bounds.broken == "rejected by the ledger":
         return world.committed + world.pending + world.terminating
     if bounds.broken == "rejected by a LIST and what is pending":
@@ -64,11 +62,11 @@ def _rejectable(world: World, live: int, bounds: Bounds) -> int:
 
 
 def explore(bounds: Bounds, rest_every: int = 0) -> Explored:
-    """Explore all worlds, or stop at the first violation. ``rest_every``: see `Mutant.rest_every`."""
+    """Explore all states (worlds), or stop at the first violation. ``rest_every``: see `Mutant.rest_every`."""
     began, transitions = time.monotonic(), 0
     start = canonical(first(bounds), bounds)
-    # Maps each world to the world before it. Equal pods share one object, because otherwise a million worlds would not
-    # fit into memory.
+    # Maps each world (state) to the one before it. Equal pods share one object, because a million worlds would not fit
+    # into memory otherwise.
     before: dict[World, World | None] = {start: None}
     shared: dict[object, object] = {}
     queue = deque([start])
@@ -95,8 +93,8 @@ def _trace(world: World, before: dict[World, World | None], bounds: Bounds) -> t
     path = [world]
     while (earlier := before[path[-1]]) is not None:
         path.append(earlier)
-    # The worlds in `before` may have exchanged the names of pods and replicas (see `canonical`). So repeat the steps
-    # from the first world, without exchanged names.
+    # The worlds (states) in `before` may have exchanged names of pods and replicas (see `canonical`). So repeat the
+    # steps from the first world, with the original names.
     at, sentences = first(bounds), []
     for to in path[-2::-1]:
         words, at = next(step for step in steps(at, bounds) if canonical(step[1], bounds) == to)
@@ -127,8 +125,8 @@ RESTING = (
 def unrest_of(world: World, bounds: Bounds) -> str:
     """Return a text about charges that are never released, or an empty text.
 
-    After this state (world), no pod is requested, stored or deleted, and all other steps happen until none is left.
-    Then only the charges of live pods may exist.
+    From this state (world) on, no pod is requested, stored or deleted. All other steps happen until none is left. Then
+    only live pods may be charged.
     """
     quiet = world._replace(
         pods=tuple(pod._replace(at=tuple(AWAY if at == WAITING else at for at in pod.at)) for pod in world.pods)
@@ -152,7 +150,7 @@ def _rank(words: tuple[object, ...]) -> float:
     if sentence.startswith("{} sends") and (words[2] or words[4]):
         return -1
     rank = next((number for number, each in enumerate(RESTING) if sentence.startswith(each)), -1)
-    # Recount by the newest view of the pods first. By an older view, recounting could be repeated forever without
+    # Recount by the newest view of the pods first. Recounts by an older view could be repeated forever without
     # progress.
     newest = isinstance(words[-1], int) and sentence.startswith(("recounted", "the reservation"))
     return rank + 0.5 - int(str(words[-1])) / 100 if newest else rank

@@ -1,8 +1,8 @@
-"""The rules that keep the ledger correct: recounting, proof of absence, reaping, loss and opening.
+"""The rules that keep the ledger correct: recounts, proof of absence, removal of reservations, loss and opening.
 
 Any number of leaders may act. The view of a leader (the pods as its watch shows them) may be of any age. In the model,
-no write of a leader lands late. Such a write would equal a later decision by the same old view: the view is still true,
-and the write lands only if the ledger still has the version that the leader read.
+no write of a leader arrives late. A late write would equal a later decision by the same old view: the view is still
+true, and the ledger only accepts the write at the version that the leader read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,10 +27,10 @@ from tests.model.world import (
 
 
 def counted(world: World, view: int, bounds: Bounds, since: int | None = None) -> World:
-    """RECOUNT: recount the ledger by one view of the pods. Remove the pending charges of pods that were seen stored.
+    """RECOUNT: recount the ledger by one view of the pods. Remove pending charges of pods that were seen stored.
 
-    TERMINATING: if the watch saw the forced deletion of a pod, the charge of the pod becomes terminating. UNSEEN: if
-    the count decreased before the watch began, the decrease becomes terminating too.
+    TERMINATING: if the watch saw the forced deletion of a pod, the pod's charge becomes terminating. UNSEEN: if the
+    count decreased before the watch began, the decrease becomes terminating too.
 
     ``view``: the version of the view. ``since``: the version at which the watch began; None for a LIST, which sees no
     deletion.
@@ -63,7 +63,7 @@ def _forgets(bounds: Bounds) -> bool:
 
 
 def _unseen(world: World, pods: Mapping[int, Pod], view: int, began: int, bounds: Bounds) -> int:
-    """Return by how much the count fell without a deletion that the watch saw. New pods may hide deleted pods."""
+    """Return by how much the count fell without a deletion that the watch saw. New pods may hide a decrease."""
     if not (bounds.runs and began) or bounds.broken == "an unseen decrease releases":
         return 0
     seen = sum(pod.pending != NOT_PENDING and pods[i].pending == NOT_PENDING for i, pod in enumerate(world.pods))
@@ -81,7 +81,7 @@ def _is_live(pod: Pod, view: int) -> bool:
 
 
 def recount(world: World, bounds: Bounds) -> Iterator[Step]:
-    """RECOUNT: a leader recounts the ledger by any view of the pods that is not older than the last count's view."""
+    """RECOUNT: a leader recounts by any view of the pods that is not older than the view of the last count."""
     for view in range(world.newest + 1):
         for since in range(view + 1) if bounds.runs else (0,):
             if (new := counted(world, view, bounds, since)) != world:
@@ -94,11 +94,11 @@ def recount(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def gone(world: World, bounds: Bounds) -> Iterator[Step]:
-    """GONE: after the deadline of a pending charge, a leader removes it if a LIST that began later lacks the pod.
+    """GONE: after a pending charge's deadline, a leader removes it if a LIST that began later lacks the pod.
 
     The pod may have been stored and then deleted by force. A leader whose watch began before the charge would have seen
-    this. Any other leader waits until its watch is as old as the longest time for which a pod may run. Then the
-    containers of the pod have ended.
+    this. Any other leader waits until its watch is as old as the longest time for which a pod may run. By then the
+    pod's containers have ended.
     """
     for i, pod in enumerate(world.pods):
         absent = pod.stage != STORED or bounds.broken == "gone without a read"
@@ -121,7 +121,7 @@ def release(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def reap(world: World, bounds: Bounds) -> Iterator[Step]:
-    """REAP: the leader removes a reservation that no write has renewed for longer than both times together.
+    """REAP: the leader removes a reservation that no write has renewed for the reservation time and the deadline.
 
     The same write recounts the ledger by a LIST that began after this time.
     """
@@ -145,10 +145,10 @@ def reap(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def _by_long_watch(world: World, bounds: Bounds) -> World:
-    """Return the world after a leader with a long watch has made the charges of deleted pods terminating.
+    """Return the world (state) in which a leader has made the charges of deleted pods terminating.
 
-    This leader has watched while the reservation became old enough to be reaped. So it has seen every forced deletion
-    in this time, even if another leader has missed it.
+    This leader has watched while the reservation aged until it could be removed. So it saw every forced deletion in
+    this time, even if another leader missed some.
     """
     pods = {
         i: pod._replace(held=bounds.hold)
@@ -169,9 +169,9 @@ def _with(world: World, slot: int, new: Reserved) -> World:
 
 
 def loss(world: World, bounds: Bounds) -> Iterator[Step]:
-    """LOSS: the ledger is deleted without END, or a missing ledger is created.
+    """LOSS: the ledger is deleted without rule END, or a missing ledger is created.
 
-    The new ledger reserves the whole limit, so that nothing is admitted, until REAP or OPEN removes this reservation.
+    The new ledger reserves the whole limit, so that nothing is admitted until REAP or OPEN removes this reservation.
     """
     if world.exists and world.losses:
         yield ("the ledger is deleted",), _without_ledger(world, bounds, losses=world.losses - 1)
@@ -183,7 +183,7 @@ def loss(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def _without_ledger(world: World, bounds: Bounds, **others: Any) -> World:
-    """Return the world after the deletion of the ledger, by which every write that was sent before is rejected."""
+    """Return the world (state) after the deletion of the ledger. Every write that was sent before is rejected."""
     rejected = compare_and_swap(world, bounds._replace(broken=""))
     pods = {i: pod._replace(pending=NOT_PENDING, held=NOT_HELD) for i, pod in enumerate(rejected.pods)}
     reserved, late = (NOTHING,) * len(world.reserved), (NO_LATE,) * len(world.late)
@@ -191,7 +191,7 @@ def _without_ledger(world: World, bounds: Bounds, **others: Any) -> World:
 
 
 def open_early(world: World, bounds: Bounds) -> Iterator[Step]:
-    """OPEN: if the namespace has no mark (the record of an earlier ledger), set it and open the ledger without REAP."""
+    """OPEN: if a namespace has no mark (the record of an earlier ledger), set it and open the ledger without REAP."""
     lost = len(world.reserved) - 1
     if not world.exists or not world.reserved[lost].amount:
         return
@@ -206,7 +206,7 @@ def open_early(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def end(world: World, bounds: Bounds) -> Iterator[Step]:
-    """END: delete a ledger in which nothing is charged. Then delete the namespace's mark, unless it was renewed."""
+    """END: delete a ledger in which nothing is charged. Then delete the mark that there was one, unless renewed."""
     held = world.terminating and bounds.broken != "ended with something terminating"
     charged = world.pending or held or any(each.amount for each in world.reserved)
     if world.exists and world.ends and (not charged or bounds.broken == "ended with something pending"):

@@ -1,4 +1,4 @@
-"""The rules of the API server and its callers, of time, and of the replicas. Each yields the steps that it permits."""
+"""The rules of the API server, its callers, time and the replicas. Each rule yields the steps that it permits."""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
@@ -38,7 +38,7 @@ Rule = Callable[[World, Bounds], Iterator[Step]]
 
 
 def change(world: World, pods: Mapping[int, Pod], replicas: Mapping[int, Replica] = NONE, **others: Any) -> World:
-    """Return the world with these pods and replicas, by their numbers, and these ``others`` of its fields."""
+    """Return the world (state) with these pods and replicas, by number, and with ``others`` as other fields."""
     new_pods = tuple([pods.get(i, pod) for i, pod in enumerate(world.pods)]) if pods else world.pods
     new_replicas = world.replicas
     if replicas:
@@ -52,19 +52,19 @@ def name(replica: int) -> str:
 
 
 def place(pod: Pod, replica: int, where: int) -> Pod:
-    """Return the pod with a new place in this replica, for example WAITING."""
+    """Return the pod with a new place in this replica. Example of a place: WAITING."""
     return pod._replace(at=(*pod.at[:replica], where, *pod.at[replica + 1 :]))
 
 
 def reserve(world: World, slot: int, amount: int, bounds: Bounds) -> tuple[Reserved, ...]:
-    """Return the reservations with a new amount in this slot. The age of the new reservation is 0."""
+    """Return the reservations with a new amount in this slot. The new reservation has age 0."""
     kept_age = bounds.broken == "reaped although renewed"
     new = Reserved(amount, world.reserved[slot].age if kept_age else 0) if amount else NOTHING
     return (*world.reserved[:slot], new, *world.reserved[slot + 1 :])
 
 
 def compare_and_swap(world: World, bounds: Bounds, sender: int = -1) -> World:
-    """CAS: a write has landed. Reject every other write that was computed from an earlier version of the ledger."""
+    """CAS: a write has arrived. Reject every other write that was computed from an earlier version of the ledger."""
     if bounds.broken == "no compare-and-swap":
         return world
     losers = {
@@ -85,7 +85,7 @@ BACK = {FLUSHED: SPENT, SYNCED: WAITING}
 
 
 def api_server(world: World, bounds: Bounds) -> Iterator[Step]:
-    """DEADLINE: a pod is stored once, only after its admission, and before its deadline (see `time_passes`)."""
+    """DEADLINE: a pod is stored only once, after its admission and before its deadline (see `time_passes`)."""
     asked_new = False
     for i, pod in enumerate(world.pods):
         if (pod.stage == NEW and not asked_new) or (pod.stage == ASKED and bounds.asked_again):
@@ -112,7 +112,7 @@ def time_passes(world: World, bounds: Bounds) -> Iterator[Step]:
         age = pod.age + (pod.stage == ASKED and not waits)
         stage = NEVER if age > bounds.deadline else pod.stage
         pending = min(pod.pending + 1, bounds.deadline + 1) if pod.pending != NOT_PENDING else NOT_PENDING
-        # After the deadline of the pod's creation, or when the pod is stored, no caller waits for an answer any more.
+        # After the deadline of the create, or after the pod is stored, no caller waits for an answer.
         at = tuple(AWAY if where == WAITING else where for where in pod.at) if stage > ASKED else pod.at
         runs, held = max(pod.runs - 1, 0), pod.held if pod.held == NOT_HELD else max(pod.held - 1, 0)
         pods[i] = pod._replace(stage=stage, age=age, pending=pending, at=at, runs=runs, held=held)
@@ -134,7 +134,7 @@ def time_passes(world: World, bounds: Bounds) -> Iterator[Step]:
 def left(world: World, replica: int, bounds: Bounds) -> int:
     """SPEND: return the number of charges that a replica may still admit from its reservation.
 
-    The number is 0 after the reservation time. Before that it is right whether the write lands or not.
+    It is 0 after the reservation time. Before, it is right whether the pending write arrives or not.
     """
     reserved, age, write = world.replicas[replica]
     if bounds.runs > bounds.deadline and bounds.broken != "spent although it may run for long":
@@ -153,7 +153,7 @@ def left(world: World, replica: int, bounds: Bounds) -> int:
 def spend(world: World, bounds: Bounds) -> Iterator[Step]:
     """SPEND: a replica admits a pod from its reservation, without a write.
 
-    IDEM: a replica admits a uid that it knows to be pending.
+    IDEM: it admits a pod whose charge it knows to be pending, again.
     """
     for r in range(bounds.replicas):
         for i, pod in enumerate(world.pods):
@@ -171,7 +171,7 @@ def _yes(pod: Pod) -> Pod:
 
 
 class Batch(NamedTuple):
-    """A write: the pods that it adds, the pods admitted before from the reservation, and the next reservation."""
+    """A write: the pods that it adds, the pods admitted from the reservation before, and the next reservation."""
 
     replica: int
     added: tuple[int, ...]
@@ -182,8 +182,8 @@ class Batch(NamedTuple):
 def sync_and_flush(world: World, bounds: Bounds) -> Iterator[Step]:
     """SYNC and FLUSH: a replica sends one write.
 
-    The write adds the pods that wait for an answer, makes the charges admitted from the reservation pending, and sets
-    the next reservation.
+    The write adds the pods that wait for an answer, makes charges admitted from the reservation pending, and sets the
+    next reservation.
     """
     for r, replica in enumerate(world.replicas):
         if replica.write != NO_WRITE or not world.exists or _is_lost(world, r, bounds):
@@ -210,7 +210,7 @@ def _is_lost(world: World, r: int, bounds: Bounds) -> bool:
 
 
 def fits(world: World, batch: Batch, bounds: Bounds) -> bool:
-    """SYNC: return whether the limit has room for the write. A write that raises no usage needs no room."""
+    """SYNC: return whether the write fits the limit. A write that does not raise the usage needs no room."""
     own = world.reserved[batch.replica].amount
     if bounds.broken == "a lost reservation is renewed" and not own:
         own = world.replicas[batch.replica].reserved
@@ -225,7 +225,7 @@ def fits(world: World, batch: Batch, bounds: Bounds) -> bool:
 
 
 def send(world: World, batch: Batch, bounds: Bounds) -> Step:
-    """FLUSH: send the write of a replica. The reservation time begins now, and not when the write is confirmed."""
+    """FLUSH: send the write of a replica. The reservation time begins now, and not at the confirmation of the write."""
     r, added, flushed, amount = batch
     pods = {i: place(world.pods[i], r, FLUSHED) for i in flushed}
     for i in added:
@@ -236,9 +236,9 @@ def send(world: World, batch: Batch, bounds: Bounds) -> Step:
 
 
 def writes_land(world: World, bounds: Bounds) -> Iterator[Step]:
-    """CAS: a write lands if the ledger still has the version from which it was computed.
+    """CAS: a write is accepted if the ledger still has the version from which it was computed.
 
-    It may land even if its sender no longer waits for the answer.
+    Its sender may no longer wait for the answer.
     """
     if not world.exists:
         return
@@ -270,8 +270,8 @@ def _pending(pod: Pod) -> Pod:
 def outcomes(world: World, bounds: Bounds) -> Iterator[Step]:
     """A replica learns the outcome of its write.
 
-    UNKNOWN: without an answer, the write stays pending. LOSTRES: if the reservation of a replica was removed from the
-    ledger, the replica forgets the reservation and the charges that it admitted from it.
+    UNKNOWN: without an answer, the write stays pending. LOSTRES: if a replica's reservation was removed from the
+    ledger, the replica forgets it, and the charges that it admitted from it.
     """
     for r, replica in enumerate(world.replicas):
         write = replica.write
@@ -282,9 +282,9 @@ def outcomes(world: World, bounds: Bounds) -> Iterator[Step]:
         elif write == NO_WRITE and world.exists and _is_lost(world, r, bounds):
             pods = {i: place(pod, r, AWAY) for i, pod in enumerate(world.pods) if pod.at[r] == SPENT}
             yield ("{} finds its reservation gone", name(r)), change(world, pods, {r: Replica(0, bounds.lasting + 1)})
-        # A replica without a reservation may write again from the same version: only one of the two writes lands, and
-        # no pod is admitted before its write is confirmed. A replica with a reservation would not know how much of it
-        # is left.
+        # A replica without a reservation may write again from the same version: only one of the two writes is accepted,
+        # and no pod is admitted before its write is confirmed. A replica with a reservation would not know how much of
+        # it is left.
         elif write != NO_WRITE and (not bounds.reserve or bounds.broken == "a read of the old version decides it"):
             for number in [n for n, late in enumerate(world.late) if late == NO_LATE][:1]:
                 pods = {
@@ -307,7 +307,7 @@ def _confirmed(pod: Pod, r: int, bounds: Bounds) -> Pod:
 
 
 def crash(world: World, bounds: Bounds) -> Iterator[Step]:
-    """NEWID: a replica crashes, and its new process has a new id. REAP removes the reservation of the old process."""
+    """NEWID: a replica crashes, and its new process has a new id. REAP removes the old process's reservation."""
     if not world.crashes:
         return
     slot = bounds.replicas + bounds.crashes - world.crashes
@@ -339,5 +339,5 @@ RULES: tuple[Rule, ...] = (api_server, time_passes, spend, sync_and_flush, write
 
 
 def serving(world: World, bounds: Bounds) -> Iterator[Step]:
-    """Yield every step of the callers, of time and of the replicas that the rules permit."""
+    """Yield every step of callers, time and replicas that the rules permit."""
     return chain.from_iterable(rule(world, bounds) for rule in RULES)

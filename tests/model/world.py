@@ -8,7 +8,7 @@ event. A process that sees the event late measures a smaller age, and acts later
 import functools
 from typing import NamedTuple
 
-# The states of a pod. In the state NEVER, the pod's deadline has passed, so the pod is never stored.
+# The states of a pod. NEVER: the deadline of the pod has passed, so the pod is never stored.
 NEW, ASKED, STORED, DELETED, NEVER = range(5)
 
 # The place of a pod in one replica. AWAY: the replica has no work with the pod. WAITING: the caller waits. SPENT:
@@ -23,13 +23,13 @@ EVERYTHING = 99
 
 
 class Bounds(NamedTuple):
-    """The size of the model, and the name of the rule that is deliberately wrong (``broken``).
+    """The size of the model, and the name of the rule that is wrong on purpose (``broken``).
 
     Every pod takes 1 of ``limit``. A replica may reserve up to ``reserve``; with 0, it admits a pod only by a write.
-    ``lasting``: the reservation time in ticks; ``deadline`` too. ``crashes`` of replicas, and ``losses`` and ``ends``
-    (deletions) of the ledger, are maximum numbers.
-    ``runs``: ticks for which the containers of a pod run after its forced deletion; 0 if no pod is deleted by force.
-    ``presumed``: ticks for which an unseen decrease stays terminating if no longer grace period is recorded.
+    ``lasting``: the reservation time in ticks. ``deadline``: that of a create, in ticks. ``crashes`` of replicas, and
+    ``losses`` and ``ends`` (deletions) of the ledger, are maximum numbers. ``runs``: ticks for which the containers of
+    a pod run after its forced deletion; 0 if no pod is deleted by force. ``presumed``: ticks for which an unseen
+    decrease stays terminating if no longer grace period is recorded.
     """
 
     limit: int = 1
@@ -49,12 +49,12 @@ class Bounds(NamedTuple):
 
     @property
     def overdue(self) -> int:
-        """Return the age in ticks of a pending charge from which its pod may be proven absent."""
+        """Return the age in ticks at which a leader may prove the absence of a pending charge's pod."""
         return {"gone without an age": 0, "gone without a margin": self.deadline}.get(self.broken, self.deadline + 1)
 
     @property
     def reapable(self) -> int:
-        """Return the age in ticks from which a reservation may be reaped (removed by the leader)."""
+        """Return the age in ticks at which the leader may remove (reap) a reservation."""
         return {
             "reaped after the reservation time alone": self.lasting + 1,
             "reaped after the deadline alone": self.deadline + 1,
@@ -63,7 +63,7 @@ class Bounds(NamedTuple):
 
     @property
     def hold(self) -> int:
-        """Return for how many ticks a leader keeps a charge after it has seen the pod's forced deletion."""
+        """Return for how many ticks a leader keeps a charge after it saw the forced deletion of the pod."""
         return self.runs + (self.broken != "released before its time")
 
     @property
@@ -73,7 +73,7 @@ class Bounds(NamedTuple):
 
     @property
     def late_writes(self) -> int:
-        """Return the maximum number of pending writes whose senders no longer wait for the answer."""
+        """Return the maximum number of pending writes for which no sender waits any more."""
         return self.crashes + (self.reserve == 0 or self.broken == "a read of the old version decides it")
 
 
@@ -81,11 +81,10 @@ class Pod(NamedTuple):
     """One pod, with one uid.
 
     ``stored_at``, ``deleted_at``: the numbers of the events that stored and deleted the pod, counted from the version
-    of the ledger's last count; 0 is any earlier event.
-    ``pending``: the age of the pod's pending charge. ``known``: True if it has had one.
-    ``late``: the late writes that contain the pod, as bits.
-    ``runs``: ticks for which the containers still run after the forced deletion.
-    ``held``: ticks until the terminating charge may be released; `NOT_HELD` if the pod has none.
+    of the ledger's last count; 0 is any earlier event. ``pending``: the age of the pod's pending charge. ``known``:
+    True if it has had one. ``late``: the late writes that contain the pod, as bits. ``runs``: ticks for which its
+    containers still run after the forced deletion. ``held``: ticks until its terminating charge may be released;
+    `NOT_HELD` if it has none.
     """
 
     stage: int = NEW
@@ -102,7 +101,7 @@ class Pod(NamedTuple):
 
 
 class Write(NamedTuple):
-    """A pending write of a replica. ``reserve``: the reservation that the write sets; -1 if there is no write.
+    """A pending write of a replica. ``reserve``: the reservation in the write; -1 if there is no write.
 
     ``age``: the ticks since the write was sent.
     """
@@ -116,7 +115,7 @@ NO_WRITE = Write()
 
 
 class Replica(NamedTuple):
-    """The knowledge of a replica about its own reservation.
+    """What a replica knows about its own reservation.
 
     ``age``: the age of the replica's last confirmed write.
     """
@@ -127,10 +126,9 @@ class Replica(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """A reservation in the ledger. An amount of 0 means that there is none.
+    """A reservation in the ledger. With amount 0, there is none.
 
-    ``listed``: the version of a LIST that began after the reservation was old enough to be reaped (removed by the
-    leader).
+    ``listed``: the version of a LIST that began after the leader could remove (reap) the reservation.
     """
 
     amount: int = 0
@@ -142,7 +140,7 @@ NOTHING = Reserved()
 
 
 class LateWrite(NamedTuple):
-    """A write whose sender no longer waits. It may land while the ledger has the version from which it was computed."""
+    """A write without a waiting sender. It is accepted if the ledger still has the version that the sender read."""
 
     slot: int = -1
     reserve: int = 0
@@ -176,12 +174,12 @@ class World(NamedTuple):
 
     @property
     def newest(self) -> int:
-        """Return the number of the last event. It is the version of a LIST that begins now."""
+        """Return the number of the last event, which is the version of a LIST that begins now."""
         return max(max(pod.stored_at, pod.deleted_at) for pod in self.pods)
 
     @property
     def committed(self) -> int:
-        """Return the number of committed charges: those of the pods that were live at the ledger's version."""
+        """Return the number of committed charges. They are those of pods that were live at the ledger's version."""
         return sum(
             not pod.stored_at and (pod.stage == STORED or (pod.stage == DELETED and pod.deleted_at > 0))
             for pod in self.pods
@@ -216,28 +214,27 @@ def first(bounds: Bounds) -> World:
 
 
 def canonical(world: World, bounds: Bounds) -> World:
-    """Return the same world for all worlds that differ only in names, or in things that no longer matter."""
+    """Return one of the worlds (states) that differ only in names, or in things that no longer matter."""
     plain = simplified(world, bounds)
     ordered = World(tuple(sorted(plain.pods)), *plain[1:])
     return min(ordered, _swapped(ordered)) if bounds.replicas == 2 else ordered
 
 
 def simplified(world: World, bounds: Bounds) -> World:
-    """Return the world without the things that no longer matter, such as the age of a stored pod."""
+    """Return the world (state) without things that no longer matter, such as the age of a stored pod."""
     pods = tuple([_simplified(pod, bounds.deadline) for pod in world.pods])
     replicas = tuple([_without_use(each, r, world.pods, bounds.lasting) for r, each in enumerate(world.replicas)])
     return World(pods, replicas, *world[2:])
 
 
-# The cache is small: in a million worlds, there are only a few hundred different pods.
+# The cache is small, because a million worlds (states) have only a few hundred different pods.
 @functools.cache
 def _simplified(pod: Pod, deadline: int) -> Pod:
     if pod.stage == ASKED:
-        # The pod is admitted, and a second admission would change nothing. So the model may forget ``known``.
+        # The pod is admitted, and another admission would change nothing. So the model may forget ``known``.
         return pod._replace(known=False) if pod.yes else pod
     decided = pod.stage in (DELETED, NEVER) and not (pod.stored_at or pod.deleted_at)
-    # The pending charge of an ended pod counts as old enough to be removed. So it may be removed earlier than in
-    # reality.
+    # The pending charge of an ended pod counts as old enough to be removed, even if it is younger in reality.
     pending = deadline + 1 if pod.pending != NOT_PENDING else NOT_PENDING
     return pod._replace(stage=NEVER if decided else pod.stage, age=0, yes=False, pending=pending, known=False)
 

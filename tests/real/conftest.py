@@ -1,4 +1,4 @@
-"""The fixtures of the tests on a real node: one cluster with the Helm chart installed, for the whole test run."""
+"""Fixtures of the tests on a real node. One cluster with the Helm chart serves the whole test run."""
 
 import os
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def node(plane: ControlPlane, cluster: Cluster, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="session")
 def release(cluster: Cluster, node: Node, tmp_path_factory: pytest.TempPathFactory) -> Release:
-    """The installed and registered chart, and a quota for all `TEAMS`."""
+    """The installed chart, whose webhooks are registered, and a quota for all `TEAMS`."""
     assert node.kubelet.running
     for team in TEAMS:
         cluster.create_namespace(team)

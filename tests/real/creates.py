@@ -1,4 +1,4 @@
-"""Creates pods without pause while a part of the system fails, and counts the answers."""
+"""Creates pods without pause while a part of the system fails. Counts the answers."""
 
 import time
 from collections import Counter
@@ -27,7 +27,7 @@ _numbers = count()
 class Answers:
     """The answers to the creates so far.
 
-    ``counts``: the number of answers by status, or `NO_ANSWER`. ``problems``: each answer that is not 201, with its
+    ``counts``: the number of answers by status, or `NO_ANSWER`. ``problems``: each answer other than 201, with its
     time. ``most``: the largest number of pods that were stored in the namespace whose quota is always used up.
     """
 
@@ -52,7 +52,7 @@ class Answers:
         eventually(lambda: self.created >= goal, lambda: self, timeout)
 
     def only(self, *others: str) -> None:
-        """Assert that each answer was 201 or one of ``others``, and that the quota was never exceeded."""
+        """Assert that each answer was 201 or one of ``others``, and that no quota was exceeded."""
         print(f"\n{dict(self.counts)}", *self.problems[:20], sep="\n  ")
         assert self.counts.keys() <= {"201", *others}, self.problems
         assert 0 < self.most <= LIMIT
@@ -60,7 +60,7 @@ class Answers:
 
 @contextmanager
 def creating(cluster: Cluster) -> Iterator[Answers]:
-    """Create and delete pods in two namespaces during the ``with`` statement: one has room, one is always full."""
+    """Create and delete pods in two namespaces during the ``with`` statement. The quota of one is always used up."""
     answers = Answers()
 
     def with_room(stop: Event) -> None:
@@ -90,9 +90,9 @@ def send(cluster: Cluster, answers: Answers, manifest: Json) -> None:
 
 
 def fill(cluster: Cluster, answers: Answers) -> None:
-    """Create pods until the quota rejects one. Record how many are stored, and then delete one of them.
+    """Create pods until the quota rejects one. Record how many are stored, and delete one of them.
 
-    An answer is recorded only if it is no rejection by the quota.
+    An answer that is no rejection by the quota is recorded.
     """
     try:
         manifest = gated(f"tight-{next(_numbers)}", TIGHT)

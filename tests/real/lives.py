@@ -13,18 +13,18 @@ LIFE = "team-life"
 
 
 class Lives:
-    """How long the containers and the charge of one pod existed, in seconds after ``began``."""
+    """How long the containers of a pod existed, and how long its charge, in seconds after ``began``."""
 
     def __init__(self, release: Release, uid: str) -> None:
         self._release, self._uid = release, uid
         self.container = self.charge = 0.0
 
     def follow(self, act: Callable[[], object], patience: float = 120) -> None:
-        """Call ``act``. Return when the container and the charge have ended. A charge must not end first."""
+        """Call ``act``. Return when the pod's container and charge have ended. The charge must not end first."""
         began = time.monotonic()
         act()
         while True:
-            # The charge is read first, so that a container that is seen afterwards existed without a charge.
+            # The charge is read first. So a container that is then seen without a charge did exist without one.
             charged, lives = self._release.charged(LIFE) > 0, bool(processes(self._uid))
             elapsed = time.monotonic() - began
             assert charged or not lives, f"the charge ended before the container, after {elapsed:.1f} s"

@@ -28,7 +28,7 @@ START_SECONDS = 180
 
 @dataclass(frozen=True)
 class Node:
-    """A running node. The caller may ``kill``, ``stop`` and ``start`` each component.
+    """A running node, whose components the caller may ``kill``, ``stop`` and ``start``.
 
     ``plugins``: the device plugins by resource.
     """
@@ -40,7 +40,7 @@ class Node:
     plugins: Mapping[str, Component]
 
     def allocated(self, resource: str) -> list[str]:
-        """Return the ids of the devices that the device plugin has given to each container, in order of time."""
+        """Return the ids of devices that the plugin gave to containers, one set per container, in order of time."""
         return [line.split()[-1] for line in self.plugins[resource].log.read_text().splitlines() if "allocated" in line]
 
 
@@ -51,7 +51,7 @@ def running_node(
     """Return a context in which the node runs and offers its GPUs.
 
     ``programs``: the directories with kubelet and kube-proxy, and with real-node. ``images``: archives of the images
-    that pods use. No other image can be pulled.
+    that pods use. Other images cannot be pulled.
     """
     node = prepare(plane, directory, *programs)
     pause = directory / "pause.tar"
@@ -80,7 +80,7 @@ def offers_gpus(node: Json) -> bool:
 
 
 def prepare(plane: ControlPlane, directory: Path, kubernetes: Path, tools: Path) -> Node:
-    """Write the files that the programs of the node read. Return the programs without starting them."""
+    """Write the files that the node's programs read. Return the programs, which are not started yet."""
     state = Path(os.environ["REAL_STATE"])
     ports = _, health, proxy_health, metrics = free_ports(4)
     for user in (KUBELET_USER, PROXY_USER):
@@ -117,7 +117,7 @@ def prepare(plane: ControlPlane, directory: Path, kubernetes: Path, tools: Path)
         f"--hostname-override={NAME}",
         f"--healthz-bind-address=127.0.0.1:{proxy_health}",
         f"--metrics-bind-address=127.0.0.1:{metrics}",
-        # A network namespace may not change the limits of connection tracking.
+        # The limits of connection tracking cannot be changed in a network namespace.
         "--conntrack-max-per-core=0",
         "--conntrack-tcp-timeout-established=0s",
         "--conntrack-tcp-timeout-close-wait=0s",
@@ -136,7 +136,7 @@ def prepare(plane: ControlPlane, directory: Path, kubernetes: Path, tools: Path)
 
 @dataclass(frozen=True)
 class Listens:
-    """A callable that returns true if a server listens on the Unix socket ``path``."""
+    """A condition that is true if a server listens on the Unix socket ``path``."""
 
     path: Path
 
@@ -147,7 +147,7 @@ class Listens:
 
 @dataclass(frozen=True)
 class Registered:
-    """A callable that returns true if the device plugin of ``resource`` has its socket in the kubelet's directory."""
+    """A condition that is true if the device plugin of ``resource`` has its socket in the kubelet's directory."""
 
     resource: str
 
@@ -156,7 +156,7 @@ class Registered:
 
 
 def network(state: Path) -> Json:
-    """Return the configuration of the pod network: a bridge whose address is ``ADDRESS``."""
+    """Return the configuration of the pod network, which is a bridge with the address ``ADDRESS``."""
     addresses = {"subnet": "10.88.0.0/16", "rangeStart": "10.88.1.1"}
     ipam = {"type": "host-local", "ranges": [[addresses]], "routes": [{"dst": "0.0.0.0/0"}], "dataDir": f"{state}/cni"}
     bridge = {"type": "bridge", "bridge": BRIDGE, "isGateway": True, "ipMasq": True, "hairpinMode": True, "ipam": ipam}
@@ -187,7 +187,7 @@ def kubelet_settings(directory: Path, runtime: str, ports: Sequence[int]) -> Jso
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        # Only programs in the network namespace can reach the kubelet.
+        # The kubelet can only be reached by programs in the network namespace.
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
         "address": ADDRESS,
@@ -208,7 +208,7 @@ def kubelet_settings(directory: Path, runtime: str, ports: Sequence[int]) -> Jso
 
 
 def load(node: Node, archive: Path) -> None:
-    """Load the images of a docker archive into containerd, where the kubelet looks for them."""
+    """Load the images of a docker archive into containerd, from which the kubelet takes them."""
     address = f"--address={os.environ['REAL_STATE']}/containerd.sock"
     command = ("ctr", address, "--namespace=k8s.io", "images", "import", str(archive))
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
@@ -216,7 +216,7 @@ def load(node: Node, archive: Path) -> None:
 
 
 def write_image(archive: Path, name: str, program: Path, command: Sequence[str]) -> None:
-    """Write a docker archive of an image whose only file is ``program``, and which runs ``command``."""
+    """Write a docker archive of an image that runs ``command``. The image's only file is ``program``."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as files:
         files.add(program, program.name)

@@ -29,13 +29,13 @@ def pod(name: str, namespace: str, *containers: Json, **spec: object) -> Json:
 
 
 def gated(name: str, namespace: str, cards: int = 1) -> Json:
-    """Return a pod with a scheduling gate. It is charged, and needs no node."""
+    """Return a pod with a scheduling gate. It is charged without a node."""
     gates = [{"name": "example.com/hold"}]
     return pod(name, namespace, container(WAITS, cards), schedulingGates=gates, terminationGracePeriodSeconds=0)
 
 
 def workload(kind: str, name: str, namespace: str, template: Json, **spec: object) -> Json:
-    """Return a Deployment or a Job whose pods are as ``template``, a pod."""
+    """Return a Deployment or a Job with the pod ``template`` as its template."""
     group, labels = {"Deployment": "apps/v1", "Job": "batch/v1"}[kind], {"app": name}
     selector = {"selector": {"matchLabels": labels}} if kind == "Deployment" else {}
     pods = {"metadata": {"labels": labels}, "spec": template["spec"]}

@@ -47,7 +47,7 @@ PATIENCE = 300.0
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a container, with the process id in the namespace of the tests."""
+    """A process of a container. It has the process id in the namespace of the tests."""
 
     pid: int
     command: str
@@ -59,7 +59,7 @@ class Process:
 
 
 class Release:
-    """The Helm release of the chart in ``cluster``. ``directory``: the home directory of helm."""
+    """The Helm release of our chart in ``cluster``. ``directory``: the home directory of helm."""
 
     def __init__(self, cluster: Cluster, directory: Path) -> None:
         self.cluster = cluster
@@ -79,7 +79,7 @@ class Release:
         return done.stdout
 
     def install(self) -> None:
-        """Install the chart, and return when the webhooks are registered and the node has a model."""
+        """Install the chart. Return when the webhooks are registered and the node has a model."""
         began = time.monotonic()
         self.helm(f"install vcuda-quota {CHART}")
         self.cluster.await_object(REGISTRATION, "vcuda-quota", is_registered, PATIENCE)
@@ -95,13 +95,13 @@ class Release:
         return self.cluster.kubectl("--namespace", SYSTEM_NAMESPACE, *arguments).stdout
 
     def await_enforced(self) -> None:
-        """Return when every team is limited, and the controller has named the model of the node."""
+        """Return when every team is limited, and the controller has written the model label of the node."""
         for team in TEAMS:
             await_enforced(self.cluster, team)
         self.cluster.await_object("/api/v1/nodes", NAME, lambda node: MODEL in node["metadata"]["labels"])
 
     def charged(self, namespace: str) -> float:
-        """Return the cards that the ledger charges for pods, without the reservations of replicas."""
+        """Return the cards that the ledger charges for pods. Reservations of replicas are left out."""
         found = self.cluster.rest.get(LEDGERS, fieldSelector=f"metadata.name=gpu-ledger-{namespace}")["items"]
         ledger = ledger_in(found)
         usage = ledger.usages().get(MODEL_NAME)
@@ -140,7 +140,7 @@ def is_rolled_out(deployment: Json) -> bool:
 
 
 def processes(uid: str) -> list[Process]:
-    """Return the processes in the containers of the pod, without the process of its sandbox."""
+    """Return the processes in the containers of the pod. The process of the pod's sandbox is left out."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:

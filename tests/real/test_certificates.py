@@ -1,4 +1,4 @@
-"""The certificates are replaced while pods are created. The kubelet updates the mounted Secret."""
+"""Tests that replace the certificates while pods are created. The kubelet updates the mounted Secret."""
 
 import subprocess
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""The charge of a pod compared with its containers over time: a charge never ends before the containers."""
+"""Tests that compare a pod's charge with its containers over time. The charge must never end first."""
 
 import json
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def nothing_left(cluster: Cluster, release: Release) -> Iterator[None]:
 def test_a_pod_deleted_by_force_is_charged_until_its_container_ends(
     cluster: Cluster, release: Release, grace: int
 ) -> None:
-    """The API server removes the pod at once. The kubelet gives the container at least 2 seconds more."""
+    """The API server removes the pod at once, but the kubelet gives the container at least 2 seconds more."""
     lives = started(cluster, release, pod("forced", TEAM, container(IGNORES_TERM), terminationGracePeriodSeconds=grace))
     lives.follow(lambda: cluster.delete_by_force(TEAM, "forced"))
     assert lives.container > 1
@@ -84,7 +84,7 @@ def test_an_init_container_keeps_its_charge_until_the_pod_ends(cluster: Cluster,
 def test_a_static_pod_with_a_card_is_charged_until_its_container_ends(
     cluster: Cluster, release: Release, node: Node
 ) -> None:
-    """A static pod is not asked for: its mirror pod is admitted, and charged like every stored pod."""
+    """The webhook is not called before a static pod runs. Its mirror pod is charged like every stored pod."""
     path = node.directory / "static" / "card.json"
     path.write_text(json.dumps(pod("static", TEAM, container(WAITS))))
     mirror = cluster.wait_pod(TEAM, f"static-{NAME}", lambda pod: pod["status"].get("phase") == "Running")

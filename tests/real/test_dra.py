@@ -1,4 +1,4 @@
-"""Claims on a real node: a DRA driver publishes four cards, and the kubelet prepares the claims of pods."""
+"""Tests of claims on a real node. A DRA driver publishes four cards, and the kubelet prepares the pods' claims."""
 
 import os
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ ONE_CARD = {"devices": {"requests": [{"name": "card", "exactly": {"deviceClassNa
 
 @pytest.fixture(scope="module")
 def driver(cluster: Cluster, node: Node, release: Release) -> Iterator[Component]:
-    """The DRA driver and its DeviceClass. The controller has named the model of its devices."""
+    """The DRA driver and its DeviceClass. The controller has named the model of the driver's devices."""
     expression = f'device.driver == "{NVIDIA}" && device.attributes["{NVIDIA}"].type == "gpu"'
     cluster.create({**about("DeviceClass", NVIDIA), "spec": {"selectors": [{"cel": {"expression": expression}}]}})
     program, log = Path(os.environ["NODE_TOOLS"]) / "real-node", node.directory / "driver.log"

@@ -1,6 +1,6 @@
-"""Parts of the system fail or are replaced, while pods are created. No pod is admitted over quota.
+"""Tests of parts of the system that fail or are replaced while pods are created. No pod is admitted over quota.
 
-No create ends in a 403 because of the failure. A client repeats a create that is answered with 429.
+No create ends with a 403 because of the failure. After a 429, a client repeats the create.
 """
 
 import time
@@ -43,7 +43,7 @@ def test_no_create_fails_during_an_upgrade_and_a_rollback(cluster: Cluster, rele
 
 @pytest.mark.ci
 def test_a_killed_replica_causes_no_rejection(cluster: Cluster, release: Release) -> None:
-    """Between the end of the process and the update of the Service, calls may find no listener."""
+    """After the process has ended, and before the Service is updated, calls may find no listener."""
     with creating(cluster) as answers:
         killed = [each for each in release.processes(WEBHOOK) if each.is_main]
         for process in killed:
@@ -66,7 +66,7 @@ def test_a_killed_worker_causes_no_rejection(cluster: Cluster, release: Release)
 
 
 def test_no_create_fails_while_every_replica_is_evicted(cluster: Cluster, release: Release) -> None:
-    """A drain evicts the replicas as their PodDisruptionBudget permits."""
+    """A drain evicts the replicas, as far as their PodDisruptionBudget permits it."""
     left = {pod["metadata"]["name"] for pod in release.pods(WEBHOOK)}
     with creating(cluster) as answers:
         while left:
@@ -77,7 +77,7 @@ def test_no_create_fails_while_every_replica_is_evicted(cluster: Cluster, releas
 
 
 def evict(cluster: Cluster, name: str) -> bool:
-    """Evict a pod of the release, as `kubectl drain` does. Return False if a PodDisruptionBudget does not permit it."""
+    """Evict a pod of the release, as `kubectl drain` does. Return False if a PodDisruptionBudget forbids it."""
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
     answer = cluster.rest.send("POST", f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods/{name}/eviction", eviction)
     if answer.status != 429:

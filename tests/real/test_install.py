@@ -1,4 +1,4 @@
-"""The chart is installed on a real node. Pods with GPUs run there, and pods over quota are rejected."""
+"""Tests of the chart on a real node. Pods with GPUs run there, and pods over quota are rejected."""
 
 import subprocess
 import urllib.request

@@ -1,4 +1,4 @@
-"""The memory of our containers while 5,000 pods exist and come and go. The pods have a gate, so no node is needed."""
+"""Tests of our containers' memory while 5,000 pods come and go. The pods are gated, so they need no node."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,7 +37,7 @@ def create(cluster: Cluster, name: str) -> None:
 
 
 def memory(uid: str) -> tuple[int, int]:
-    """Return the largest memory that the pod has used, and its limit, in bytes."""
+    """Return the largest memory that the pod has used, and its memory limit, in bytes."""
     [pod] = [*Path("/sys/fs/cgroup").glob(f"memory/**/pod{uid}"), *Path("/sys/fs/cgroup").glob(f"vcuda*/**/pod{uid}")]
     old = pod / "memory.max_usage_in_bytes"
     peak, limit = (old, pod / "memory.limit_in_bytes") if old.exists() else (pod / "memory.peak", pod / "memory.max")

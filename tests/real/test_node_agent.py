@@ -1,4 +1,4 @@
-"""The node agent runs as a DaemonSet. It removes the directories of deleted pods, and keeps those of living pods."""
+"""Tests of the node agent as a DaemonSet. It removes directories of deleted pods, and keeps those of living pods."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def agent(cluster: Cluster, release: Release) -> None:
 
 @pytest.mark.usefixtures("agent")
 def test_a_directory_is_kept_while_the_container_of_its_pod_lives_and_is_removed_later(cluster: Cluster) -> None:
-    """The pod is deleted by force, so that the API server no longer has it while its container lives."""
+    """The pod is deleted by force, so the API server no longer has the pod while its container lives."""
     uids = {}
     for name in ("kept", "forced"):
         manifest = pod(name, TEAM, container(IGNORES_TERM), terminationGracePeriodSeconds=20)

@@ -1,4 +1,4 @@
-"""`helm uninstall` leaves nothing. This file runs last, because its test removes the release of all other tests."""
+"""Tests that `helm uninstall` leaves nothing. This file must run last, because all other tests use the release."""
 
 import pytest
 

@@ -1,1 +1,1 @@
-"""A model of team ledgers: several namespaces share a ledger, and edits of the quota document move their parts."""
+"""A model of team ledgers. Several namespaces share a ledger, and edits of the quota move their parts of ledgers."""

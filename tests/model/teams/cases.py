@@ -1,4 +1,4 @@
-"""The bounds within which the model of team ledgers is explored, and deliberately wrong rules, each with its bounds.
+"""The bounds within which the model of team ledgers is explored, and rules that are wrong on purpose, with bounds.
 
 Namespace m moves between ledger X and ledger Y. Namespace n stays.
 """
@@ -14,7 +14,7 @@ TOTAL = (ENDLESS, ENDLESS, 1)
 
 
 def documents(*places: tuple[int, int], x: Amounts = ANY, y: Amounts = ANY, m: Amounts = ANY) -> tuple[Document, ...]:
-    """Return one document for each pair of places. ``x``, ``y``, ``m``: the limits of both ledgers, and of m."""
+    """Return one document for each pair of places. ``x``, ``y``, ``m``: the limits of the ledgers X and Y, and of m."""
     return tuple(Document(each, (m, ANY), (x, y)) for each in places)
 
 

@@ -42,25 +42,25 @@ def steps(world: World, bounds: Bounds) -> list[Step]:
 
 
 def members(world: World, ledger: int) -> set[int]:
-    """Return the namespaces whose pods count against the limits of a ledger: their marks name it."""
+    """Return the namespaces whose pods count against a ledger's limits: their marks name the ledger."""
     return {n for n in NAMESPACES if (mark := world.marks[n]) and mark.ledger == ledger and not world.uncounted[n]}
 
 
 def used_in(world: World, ledger: int, bounds: Bounds) -> Amounts:
-    """Return the usage that a ledger records: the sum of its parts. A closed ledger counts as full."""
+    """Return the usage that a ledger records: the sum of its parts. A closed ledger, which admits nothing, is full."""
     here = world.ledgers[ledger]
     return added(used_by(bounds, here.parts[0]), used_by(bounds, here.parts[1])) if here.up else EVERYTHING
 
 
 def used_for(world: World, namespace: int, bounds: Bounds) -> Amounts:
-    """Return the usage that the ledgers record for a namespace, in the part that its mark names."""
+    """Return the usage that the ledgers record for a namespace: its part in the ledger that its mark names."""
     mark = world.marks[namespace]
     part = world.ledgers[mark.ledger].parts[namespace] if mark else None
     return used_by(bounds, part) if mark and part and part.id == mark.id else EVERYTHING
 
 
 def with_caps(before: World, after: World, bounds: Bounds) -> World:
-    """Return the world after a step with the caps that result from the step."""
+    """Return the world (state) after a step, with new caps (the limits, or more that was used before)."""
     if after.ledgers is before.ledgers and after.marks is before.marks and not _learned(before, after):
         return after
     caps = []
@@ -92,8 +92,8 @@ def _cap(base: Amounts, used: Amounts, earlier: Amounts) -> Amounts:
 def fault_of(world: World, bounds: Bounds) -> str:
     """Return the violation in this state (world), or an empty text.
 
-    The pods of a namespace, and of all namespaces of a ledger, must be within the limit of each model, and of all
-    models together. Pods count that are stored, that may be stored, and whose containers still run.
+    The pods of a namespace, and of all namespaces of a ledger, must fit the limit of each model, and of all models
+    together. Pods count if they are stored, may be stored, or have containers that run.
     """
     real = [charged(bounds, pods_of(world, bounds, n, YES, STORED, LINGERS)) for n in NAMESPACES]
     for n in NAMESPACES:
@@ -109,7 +109,7 @@ def fault_of(world: World, bounds: Bounds) -> str:
 
 
 def uncharged(world: World, bounds: Bounds) -> str:
-    """Return an error if the part that a mark names counts fewer pods than there are, or an empty text."""
+    """Return an error if the ledger that a namespace's mark names counts too few of its pods; else an empty text."""
     for n in NAMESPACES:
         mark, pods = world.marks[n], charged(bounds, pods_of(world, bounds, n, YES, STORED, LINGERS))
         if mark and not world.uncounted[n] and world.ledgers[mark.ledger].up:
@@ -140,9 +140,9 @@ REST_STEPS = 150
 
 
 def unrest_of(world: World, bounds: Bounds) -> str:
-    """Return an error if something stays charged, reserved, frozen or closed, or an empty text.
+    """Return an error if anything stays charged, reserved, frozen or closed, or an empty text.
 
-    No pod is requested, stored or deleted, and nothing is lost any more. Every other step happens until none is left.
+    From now on, no pod is requested, stored or deleted, and nothing is lost. All other steps happen until none is left.
     """
     pods = tuple(pod._replace(stage=ENDED, where=AWAY) if pod.where == WAITING else pod for pod in world.pods)
     quiet = canonical(world._replace(pods=pods, ends=0))

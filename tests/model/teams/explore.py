@@ -1,4 +1,4 @@
-"""Explores all states (worlds) of the model of team ledgers, with the fewest steps first, up to the first violation."""
+"""Explores all states (worlds) of the model of team ledgers up to the first violation. Fewer steps come first."""
 
 import random
 import time
@@ -10,10 +10,10 @@ from tests.model.teams.world import Bounds, World, canonical, first
 
 
 def explore(bounds: Bounds, rest_every: int = 0, *, charges: bool = False) -> Explored:
-    """Explore all worlds, or stop at the first violation.
+    """Explore all states (worlds), or stop at the first violation.
 
-    ``rest_every``: check every so many worlds by `unrest_of`. ``charges``: also check that each part counts
-    at least the pods of its namespace.
+    ``rest_every``: check every so many states by `unrest_of`. ``charges``: also check that each part counts at least
+    the pods of its namespace.
     """
     began, transitions = time.monotonic(), 0
     start = canonical(first(bounds))
@@ -46,7 +46,7 @@ def _trace(world: World, before: dict[World, tuple[World, str] | None]) -> tuple
 
 
 def walk(bounds: Bounds, seed: int, length: int = 120) -> Explored:
-    """Take random steps, up to the first violation. Then check the last world by `unrest_of`."""
+    """Take random steps, up to the first violation. At the end, check the last state by `unrest_of`."""
     began, chance = time.monotonic(), random.Random(seed)  # noqa: S311  # a test needs no secret
     world, taken, fault = canonical(first(bounds)), list[str](), ""
     while not fault and len(taken) < length and (found := steps(world, bounds)):

@@ -1,4 +1,4 @@
-"""The rules that any process may follow: moves of parts, recounts, reaping, lost ledgers, new parts, and their end.
+"""The rules that any process may follow: moves of a namespace's part of a ledger, recounts, and lost ledgers.
 
 A move has four writes. FREEZE: the part in the old ledger admits nothing more, and names the ledger to which it moves.
 COPY: the new ledger gets a copy of the frozen part. MARK: the mark of the namespace names the new ledger. REMOVE: the
@@ -44,13 +44,13 @@ def where(ledger: int, namespace: int) -> str:
 
 
 def is_named(world: World, ledger: int, namespace: int, part: Part) -> bool:
-    """Return whether the mark of the namespace names this part: its ledger and its id."""
+    """Return whether the mark of the namespace names this part of a ledger: the ledger and the part's id."""
     mark = world.marks[namespace]
     return mark is not None and (mark.ledger, mark.id) == (ledger, part.id)
 
 
 def freeze(world: World, bounds: Bounds) -> Iterator[Step]:
-    """FREEZE: a process whose document is newer than that of the part, and has another place, freezes the part."""
+    """FREEZE: a process freezes a part if its newer document places the part in another ledger."""
     for ledger, n, part in parts_of(world):
         if part.state != OPEN or part.to != NONE:
             continue
@@ -84,9 +84,9 @@ def copied(part: Part, source: int, bounds: Bounds) -> Part:
 
 
 def copy(world: World, bounds: Bounds) -> Iterator[Step]:
-    """COPY: write the copy, if the mark still names the frozen part. A copy of another freeze is replaced.
+    """COPY: write the copy of a frozen part, if the mark still names this part. It replaces a copy of another freeze.
 
-    The new ledger is read first, then the frozen part, then the mark. A write that lands late finds another version.
+    The new ledger is read first, then the frozen part, then the mark. A write that arrives late finds another version.
     """
     for ledger, n, part in parts_of(world):
         if part.to == NONE:
@@ -109,7 +109,7 @@ def copy(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def mark(world: World, bounds: Bounds) -> Iterator[Step]:
-    """MARK: after the copy is confirmed, replace the mark that names the frozen part, by compare-and-swap."""
+    """MARK: after the copy is confirmed, replace the mark of the frozen part by one of the copy (compare-and-swap)."""
     for ledger, n, part in parts_of(world):
         if part.to == NONE:
             continue
@@ -127,7 +127,7 @@ def mark(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def marked(world: World, bounds: Bounds, namespace: int, new: Mark | None) -> World:
-    """Return the world with a new mark. If the ledger that it names was lost after the copy, it need not count yet."""
+    """Return the world (state) with a new mark. If its ledger was lost after the copy, it need not count yet."""
     part = world.ledgers[new.ledger].parts[namespace] if new else None
     absent = new is None or (world.losses < bounds.losses and not (part and part.id == new.id))
     return world._replace(
@@ -136,7 +136,7 @@ def marked(world: World, bounds: Bounds, namespace: int, new: Mark | None) -> Wo
 
 
 def late_write(world: World, bounds: Bounds) -> Iterator[Step]:
-    """A late write lands, or is lost. `rejected` and `canonical` remove a late write that can no longer land."""
+    """A late write arrives, or is lost. `rejected` and `canonical` remove a late write that can no longer arrive."""
     if not (late := world.late):
         return
     yield "the late write is lost", world._replace(late=None)
@@ -152,7 +152,7 @@ def late_write(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def remove(world: World, bounds: Bounds) -> Iterator[Step]:
-    """REMOVE: remove a frozen part that the mark no longer names, and a copy or a closed part that is of no use."""
+    """REMOVE: remove a frozen part that the mark no longer names, a useless copy, or a useless closed part."""
     for ledger, n, part in parts_of(world):
         named = is_named(world, ledger, n, part)
         if part.to != NONE:
@@ -165,7 +165,7 @@ def remove(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def _is_awaited(world: World, ledger: int, namespace: int, part: Part) -> bool:
-    """Return whether a later mark may name this part: by a move, after a loss, or in a new namespace."""
+    """Return whether a later mark may name this part of a ledger: after a move, after a loss, or in a new namespace."""
     if part.state == CLOSED:
         found = world.marks[namespace]
         return found is None or found.ledger == ledger
@@ -176,7 +176,7 @@ def _is_awaited(world: World, ledger: int, namespace: int, part: Part) -> bool:
 
 
 def open_part(world: World, bounds: Bounds) -> Iterator[Step]:
-    """OPEN: open a part that the mark names by its id. A closed part gets the count of a LIST that begins now."""
+    """OPEN: open a part that the mark names by its id. A closed part then gets the count of a LIST that begins now."""
     for ledger, n, part in parts_of(world):
         found = world.marks[n]
         named = is_named(world, ledger, n, part)
@@ -197,10 +197,10 @@ def open_part(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def close_part(world: World, bounds: Bounds) -> Iterator[Step]:
-    """NEW and LOST PART: write a closed part, if the namespace has no mark, or its mark names a part that is not there.
+    """NEW and LOST PART: write a closed part if the namespace has no mark, or a mark that names a missing part.
 
-    If there was no mark, the process then creates it. It names the closed part, which may be opened at once. If there
-    was a mark, the process first waits until no pod that the lost part charged can still be stored.
+    If there was no mark, the process then creates one for the closed part, which may be opened at once. If there was a
+    mark, the process first waits until no pod that the lost part charged can still be stored.
     """
     for ledger, n in itertools.product(LEDGERS, NAMESPACES):
         found, here = world.marks[n], world.ledgers[ledger]
@@ -218,7 +218,7 @@ def close_part(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def _placing(found: Mark | None, ledger: int, namespace: int, bounds: Bounds) -> list[int]:
-    """Return the documents by which a part may be made: that of the mark, or each that places the namespace here."""
+    """Return the documents by which a part may be made: that of the mark, or all with the namespace in this ledger."""
     if found:
         return [found.document] if found.ledger == ledger else []
     return [number for number, each in enumerate(bounds.documents) if each.places[namespace] == ledger]
@@ -227,7 +227,7 @@ def _placing(found: Mark | None, ledger: int, namespace: int, bounds: Bounds) ->
 def is_over(world: World, bounds: Bounds, namespace: int) -> bool:
     """Return whether a process has waited long enough after a loss.
 
-    No pod of the namespace can still be stored, and no replica can still admit from a reservation of it.
+    By then, no pod of the namespace can still be stored, and no replica can still admit from a reservation for it.
     """
     live = any(
         replica.admitting[ledger] and replica.held[ledger][namespace]
@@ -239,10 +239,10 @@ def is_over(world: World, bounds: Bounds, namespace: int) -> bool:
 
 
 def lose(world: World, bounds: Bounds) -> Iterator[Step]:
-    """LOST: a ledger is deleted. A new one is closed until one write opens it.
+    """LOST: a ledger is deleted. A new one is closed (admits nothing) until one write opens it.
 
-    This write comes after the wait. The process lists the marks, writes each mark that names the ledger again, and
-    counts the pods of all these namespaces. So the new ledger has every part of the lost one.
+    This write comes after a wait. The process lists the marks, writes each mark of the ledger again, and counts the
+    pods of all their namespaces. So the new ledger has every part of the lost one.
     """
     for ledger, here in enumerate(world.ledgers):
         if here.up and world.losses:
@@ -276,7 +276,7 @@ def _restored(world: World, bounds: Bounds, ledger: int, named: list[int]) -> Wo
 
 
 def recounted(world: World, bounds: Bounds, namespace: int, part: Part) -> Part:
-    """RECOUNT: return the part with the count of the stored pods. Proven charges of pods that ended are released."""
+    """RECOUNT: return the part with the count of the stored pods. Charges of pods proven to have ended are released."""
     covered = part.committed | part.pending | part.terminating
     if any(part.reserved) or part.orphans:
         covered = -1
@@ -288,7 +288,7 @@ def recounted(world: World, bounds: Bounds, namespace: int, part: Part) -> Part:
 
 
 def recount(world: World, bounds: Bounds) -> Iterator[Step]:
-    """RECOUNT and REAP: recount an open part, or also remove a reservation that nobody can admit from any more."""
+    """RECOUNT and REAP: recount an open part, and perhaps remove a reservation from which nobody can admit any more."""
     for ledger, n, part in parts_of(world):
         if part.state != OPEN:
             continue
@@ -309,7 +309,7 @@ def recount(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def is_spent(world: World, bounds: Bounds, namespace: int, r: int, ledger: int) -> bool:
-    """REAP: return whether a reservation is old: its time has ended, and no pod that it admitted can be stored."""
+    """REAP: return whether a reservation's time has ended, and no pod that it admitted can still be stored."""
     replica = world.replicas[r]
     on_way = replica.write is not None and replica.write.ledger == ledger
     live = replica.admitting[ledger] == 1 and replica.held[ledger][namespace] > 0
@@ -321,7 +321,7 @@ def is_spent(world: World, bounds: Bounds, namespace: int, r: int, ledger: int) 
 
 
 def end(world: World, bounds: Bounds) -> Iterator[Step]:
-    """END: remove a part in which nothing is charged but stored pods, and then its mark, unless it has changed."""
+    """END: remove a part in which only stored pods are charged. Then remove its mark, unless the mark has changed."""
     for ledger, n, part in parts_of(world):
         charged = part.pending or part.terminating or any(part.reserved) or part.orphans
         if bounds.broken == "a part ends with something reserved":

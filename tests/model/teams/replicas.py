@@ -1,4 +1,4 @@
-"""The rules of the API server and of the replicas: admission by a write, and from reservations, in ledgers of parts."""
+"""The rules of the API server and the replicas, which admit by a write or from reservations, in ledgers of parts."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -69,7 +69,7 @@ def with_pods(world: World, pods: Mapping[int, Pod], **others: Any) -> World:
 
 
 def _plain(pod: Pod) -> Pod:
-    """Return the pod without its replica and its ledger, if they no longer matter."""
+    """Return the pod without its replica and its ledger if these no longer matter."""
     return Pod(pod.stage) if pod.where == AWAY and pod.stage > YES else pod
 
 
@@ -78,7 +78,7 @@ def with_replica(world: World, replica: int, new: Replica, pods: Mapping[int, Po
 
 
 def put(world: World, ledger: int, parts: Mapping[int, Part | None], *, swaps: bool = True) -> World:
-    """Return the world after a write of a ledger by compare-and-swap: other pending writes of it are rejected.
+    """Return the world (state) after a write of a ledger by compare-and-swap, which rejects its other pending writes.
 
     ``swaps``: False if the write wrongly rejects no other write.
     """
@@ -89,7 +89,7 @@ def put(world: World, ledger: int, parts: Mapping[int, Part | None], *, swaps: b
 
 
 def rejected(world: World, ledger: int) -> World:
-    """Return the world in which every pending write of this ledger is rejected."""
+    """Return the world (state) in which every pending write of this ledger is rejected."""
     if world.late and world.late.copy and world.late.ledger == ledger and not world.late.blind:
         world = world._replace(late=None)
     for r, replica in enumerate(world.replicas):
@@ -123,7 +123,7 @@ def api_server(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def learn(world: World, bounds: Bounds) -> Iterator[Step]:
-    """A replica reads the next document. Its reservations were sized by the older one, so they admit nothing more."""
+    """A replica reads the next document. Reservations that it made by the older document admit nothing more."""
     for r, replica in enumerate(world.replicas):
         if bounds.learns and replica.document + 1 < len(bounds.documents) and replica.write is None:
             new = replica._replace(document=replica.document + 1, admitting=(0, 0))
@@ -131,7 +131,7 @@ def learn(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def is_admitting(part: Part | None, replica: Replica, bounds: Bounds, ledger: int, namespace: int) -> bool:
-    """ADMIT: return whether a replica may admit in this part: it is open, and placed by no newer document."""
+    """ADMIT: return whether a replica may admit in this part: it is open, and no newer document placed it."""
     if part is None or bounds.documents[replica.document].places[namespace] != ledger:
         return False
     return part.state == OPEN and part.document <= replica.document
@@ -150,7 +150,7 @@ def left(world: World, r: int, ledger: int, namespace: int, bounds: Bounds) -> i
 
 
 def admit_from_reservation(world: World, bounds: Bounds) -> Iterator[Step]:
-    """A replica admits a pod from its reservation without reading the ledger. So it may not know that a part moves."""
+    """A replica admits a pod from its reservation without reading the ledger. It may not know that a part moves."""
     for i, pod in enumerate(world.pods):
         namespace, model = bounds.pods[i]
         if pod.where != WAITING or model:
@@ -163,7 +163,7 @@ def admit_from_reservation(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def is_gone(world: World, r: int, ledger: int, namespace: int, bounds: Bounds) -> bool:
-    """Return whether the ledger shows that the replica's reservation was removed, or that its part is frozen."""
+    """Return whether the ledger shows that the replica's reservation was removed, or is in a frozen part."""
     part = world.ledgers[ledger].parts[namespace]
     if part and bounds.broken == LATE_RENEWAL and part.state == FROZEN:
         return False
@@ -171,9 +171,9 @@ def is_gone(world: World, r: int, ledger: int, namespace: int, bounds: Bounds) -
 
 
 def forget(world: World, bounds: Bounds) -> Iterator[Step]:
-    """A replica that finds its reservation gone forgets it, and the charges that it admitted from it.
+    """A replica forgets a reservation that was removed, and the charges that it admitted from it.
 
-    They stay charged: the reservation was copied, or the process that removed it has counted the stored pods.
+    The pods stay charged: the reservation was copied, or the process that removed it has counted the stored pods.
     """
     for r, replica in enumerate(world.replicas):
         for ledger, namespace in itertools.product(LEDGERS, NAMESPACES):
@@ -193,8 +193,8 @@ def forget(world: World, bounds: Bounds) -> Iterator[Step]:
 def send(world: World, bounds: Bounds) -> Iterator[Step]:
     """A replica sends one write of a ledger, for all namespaces of the ledger.
 
-    The write adds the pods that wait, makes the charges admitted from the reservations pending, and sets the next
-    reservations. It is computed from the newest version of the ledger.
+    The write adds the pods that wait, makes charges admitted from reservations pending, and sets the next reservations.
+    It is computed from the newest version of the ledger.
     """
     for r, replica in enumerate(world.replicas):
         for ledger in LEDGERS:
@@ -228,7 +228,7 @@ def _writes(world: World, r: int, ledger: int, bounds: Bounds) -> Iterator[Step]
 
 
 class Batch(NamedTuple):
-    """A write: the pods that it adds, the pods admitted before from the reservations, and the next reservations."""
+    """A write: the pods that it adds, the pods admitted from reservations before, and the next reservations."""
 
     replica: int
     ledger: int
@@ -238,9 +238,9 @@ class Batch(NamedTuple):
 
 
 def fits(world: World, batch: Batch, bounds: Bounds) -> bool:
-    """ADMIT: return whether a write is within the limits of each namespace, of the ledger, and of all models together.
+    """ADMIT: return whether a write fits the limits of each namespace, of the ledger, and of all models together.
 
-    A write that raises no usage needs no room.
+    A write that does not raise the usage needs no room.
     """
     r, ledger, new, flushed, reserve = batch
     document = bounds.documents[world.replicas[r].document]
@@ -249,7 +249,7 @@ def fits(world: World, batch: Batch, bounds: Bounds) -> bool:
         if part is None:
             continue
         bits = sum(1 << i for i in (*new, *flushed) if bounds.pods[i][0] == n)
-        # The replica's reservation in a part that is frozen stays, whatever the replica writes.
+        # Whatever the replica writes, its reservation in a frozen part stays.
         own = part.reserved[r] if part.state == OPEN else 0
         more = charged(bounds, bits & ~part.pending)
         change = more[0] + reserve[n] - own
@@ -263,7 +263,7 @@ def fits(world: World, batch: Batch, bounds: Bounds) -> bool:
 
 
 def _counted(used: tuple[int, int, int], part: Part, bounds: Bounds, *, own: bool) -> tuple[int, int, int]:
-    """Return the usage of a part that counts against the limit of the team: all of it, whatever the part's state."""
+    """Return the usage of a part that counts against the team's limit: all of it, in any state of the part."""
     if (part.state, bounds.broken) in ((FROZEN, "frozen parts do not count"), (ARRIVING, "copied parts do not count")):
         return 0, 0, 0
     if bounds.broken == "reservations of other parts do not count" and not own:
@@ -280,7 +280,7 @@ def is_within(used: tuple[int, int, int], limits: tuple[int, int, int], bounds: 
 
 
 def lands(world: World, bounds: Bounds) -> Iterator[Step]:
-    """The write of a replica lands. It may be confirmed later, after other writes."""
+    """A replica's write is accepted. The replica may learn this later, after other writes."""
     for r, replica in enumerate(world.replicas):
         if not (write := replica.write):
             continue
@@ -331,7 +331,7 @@ def reservations_end(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def crash(world: World, bounds: Bounds) -> Iterator[Step]:
-    """A replica crashes. Its new process has a new key, so nobody renews its reservations."""
+    """A replica crashes. Its new process has a new key, so no process renews the old reservations."""
     del bounds
     for r, replica in enumerate(world.replicas):
         if not world.crashes:

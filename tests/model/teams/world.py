@@ -1,4 +1,4 @@
-"""The state of the model (world): the pods of two namespaces, the ledgers, the marks, the replicas, one late write.
+"""The state of the model (world): the pods of two namespaces, the ledgers, marks, replicas, and one late write.
 
 A ledger has a part for each of its namespaces. The mark of a namespace names the ledger that holds its part, and the id
 of the part. The model has no clock: a wait ends by a step that is possible only when the awaited event has happened.
@@ -10,15 +10,15 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# The states of a pod. YES: the pod is admitted, and may be stored. LINGERS: the pod was deleted by force, and its
-# containers still run. ENDED: the pod was deleted, or can no longer be stored.
+# The states of a pod. YES: it is admitted, and may be stored. LINGERS: it was deleted by force, and its containers
+# still run. ENDED: it was deleted, or can no longer be stored.
 NEW, ASKED, YES, STORED, LINGERS, ENDED = range(6)
 
-# The place of a pod in its replica. RESERVED: admitted from the reservation, and not written yet. FLUSHED: the same,
-# and part of the pending write. SYNCED: part of the pending write, which admits it.
+# The place of a pod in its replica. RESERVED: admitted from the reservation, and not written yet. FLUSHED: admitted so,
+# and in the pending write. SYNCED: in the pending write, which admits it.
 AWAY, WAITING, RESERVED, FLUSHED, SYNCED = range(5)
 
-# The states of a part. Only an open part admits pods. ARRIVING: copied from another ledger. CLOSED: charges may lack.
+# The states of a part. Only an open part admits pods. ARRIVING: copied from another ledger. CLOSED: may lack charges.
 OPEN, FROZEN, ARRIVING, CLOSED = range(4)
 
 ENDLESS = 99
@@ -40,14 +40,13 @@ class Document(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """The size of the model, and the name of the rule that is deliberately wrong (``broken``).
+    """The size of the model, and the name of the rule that is wrong on purpose (``broken``).
 
-    ``documents``: the versions of the quota document, the oldest first. Every pod takes one card.
-    ``pods``: the namespace and the GPU model of each pod. ``known``: for each replica, the document that it has read.
-    ``learns``: the replicas may read newer documents.
-    ``reserve``: for each namespace, the most cards of a reservation. All reservations are of model 0.
-    ``begins``: the document by which the parts were placed; `NONE` if the namespaces are new.
-    ``lingers``: pods may be deleted by force. ``late``: a write of a move may land later than other writes.
+    ``documents``: the versions of the quota document, the oldest first. Every pod takes one card. ``pods``: the
+    namespace and the GPU model of each pod. ``known``: for each replica, the document that it has read. ``learns``: the
+    replicas may read newer documents. ``reserve``: for each namespace, the most cards of a reservation. All
+    reservations are of model 0. ``begins``: the document by which the parts were placed; `NONE` if the namespaces are
+    new. ``lingers``: pods may be deleted by force. ``late``: a write of a move may arrive later than other writes.
     """
 
     documents: tuple[Document, ...]
@@ -76,7 +75,7 @@ class Pod(NamedTuple):
 class Orphan(NamedTuple):
     """A copied reservation, which no replica renews.
 
-    ``replica``, ``source``: the replica that may still admit from it, and the ledger in which it did.
+    ``replica``: the replica that may still admit from it. ``source``: the ledger in which the replica did so.
     """
 
     amount: int
@@ -87,9 +86,9 @@ class Orphan(NamedTuple):
 class Part(NamedTuple):
     """The part of one namespace in one ledger. The sets of pods are bits.
 
-    ``id``: names this part; a moved or reopened part has a new id. ``document``: the version that placed the part.
-    ``reserved``: the reservation of each replica.
-    ``to``, ``move``, ``newer``: of a frozen part, the ledger to which it moves, the id of its copy, and its document.
+    ``id``: a part that was moved or opened again has a new one. ``document``: the version that placed the part.
+    ``reserved``: the reservation of each replica. ``to``, ``move``, ``newer``: for a frozen part, the ledger to which
+    it moves, the id of its copy, and its document.
     """
 
     state: int
@@ -114,14 +113,14 @@ class Mark(NamedTuple):
 
 
 class Ledger(NamedTuple):
-    """``up``: False if the ledger is closed: it was lost, and admits nothing. ``parts``: one for each namespace."""
+    """A ledger. ``up``: False if it was lost, and so admits nothing. ``parts``: one for each namespace."""
 
     up: bool
     parts: tuple[Part | None, ...]
 
 
 class Write(NamedTuple):
-    """A pending write of a replica. ``reserve``: for each namespace, the reservation that the write sets."""
+    """A pending write of a replica. ``reserve``: for each namespace, the reservation in the write."""
 
     ledger: int
     reserve: tuple[int, ...]
@@ -129,7 +128,7 @@ class Write(NamedTuple):
 
 
 class Replica(NamedTuple):
-    """One replica of the webhook. ``held``: for each ledger and namespace, its reservation, as the replica knows it.
+    """One replica of the webhook. ``held``: for each ledger and namespace, the reservation that the replica knows.
 
     ``admitting``: for each ledger, 1 while the replica may still admit from its reservations.
     """
@@ -141,10 +140,10 @@ class Replica(NamedTuple):
 
 
 class Late(NamedTuple):
-    """A write that lands later. ``copy``: the part that the write adds to ``ledger``, if the ledger has not changed.
+    """A write that arrives later. ``copy``: the part that it adds to ``ledger``, if the ledger has not changed.
 
-    Without ``copy``: the write replaces the mark ``old`` by ``new``, or deletes it if ``new`` is None.
-    ``blind``: True if the write wrongly lands although another write was first.
+    Without ``copy``, it replaces the mark ``old`` by ``new``, or deletes it if ``new`` is None. ``blind``: True if it
+    is wrongly accepted although another write was first.
     """
 
     namespace: int
@@ -198,7 +197,7 @@ def first(bounds: Bounds) -> World:
 def limits_of(
     bounds: Bounds, replicas: tuple[Replica, ...], *, ledger: int = NONE, namespace: int = NONE
 ) -> tuple[int, int, int]:
-    """Return the largest limits by which some replica may admit now: of each GPU model, and of both together."""
+    """Return the largest limits by which any replica may admit now: of each GPU model, and of both together."""
     known = {each.document for each in replicas}
     documents = [bounds.documents[each] for each in known]
     rows = [each.ledgers[ledger] if ledger != NONE else each.namespaces[namespace] for each in documents]
@@ -212,7 +211,7 @@ def charged(bounds: Bounds, pods: int) -> tuple[int, int, int]:
     return _charged(bounds.pods, pods)
 
 
-# There are only a few hundred different parts and sets of pods in a million worlds.
+# A million worlds (states) have only a few hundred different parts and sets of pods.
 @functools.cache
 def _charged(kinds: tuple[tuple[int, int], ...], pods: int) -> tuple[int, int, int]:
     models = [model for i, (_, model) in enumerate(kinds) if pods >> i & 1]
@@ -255,7 +254,7 @@ def new_id(world: World) -> int:
 
 
 def ids_in(world: World) -> list[int]:
-    """Return all ids in the world, in the order of their appearance."""
+    """Return all ids in the world (state), in the order of their appearance."""
     found = [each.id for each in world.marks if each]
     for _, _, part in parts_of(world):
         found += [part.id, part.move]
@@ -266,7 +265,7 @@ def ids_in(world: World) -> list[int]:
 
 
 def canonical(world: World) -> World:
-    """Return the same world for all worlds that differ only in ids, or in a late write that can no longer land."""
+    """Return one of the worlds (states) that differ only in ids, or in a late write that can no longer arrive."""
     late = world.late
     if late and late.copy is None and not late.blind and world.marks[late.namespace] != late.old:
         world = world._replace(late=None)
