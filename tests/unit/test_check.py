@@ -380,3 +380,15 @@ def test_warnings_are_part_of_the_reason(directory: Path) -> None:
     (row,) = rows(directory, cards(2, metadata={"namespace": "team-w"}))
     assert row["reason"].endswith("limited: 1, can never fit; the object is admitted, because this quota only warns")
     assert row["decision"] == "admitted"
+
+
+def test_the_limit_of_all_models_together_is_checked(directory: Path) -> None:
+    quota = "team-a: {quota: {A100: 2, M40: 8}, total: 3}"
+    assert decisions(directory, deployment(5, ONE_CARD), quota=quota) == [
+        "1 admitted A100",
+        "1 admitted A100",
+        "1 admitted M40",
+        "2 rejected M40",
+    ]
+    reason = rows(directory, deployment(5, ONE_CARD), quota=quota)[-1]["reason"]
+    assert "exceeded quota: total in namespace team-a, requested: 1 card, used: 3" in reason

@@ -18,6 +18,7 @@ from vcuda.ledger.ledger import (
     admit,
     charges_by_model,
     is_counted_before,
+    is_nearly_full,
     is_older,
 )
 from vcuda.ledger.recount import Expired, ObservedClaims, ObservedPods, recount
@@ -129,18 +130,18 @@ def test_the_usage_lists_every_charged_model() -> None:
     memory_is_not_limited=(Limit(800), Charge(10, 10**6, 800), False),
 )
 def test_a_limit_is_nearly_full_from_nine_tenths(limit: Limit, used: Charge, nearly: bool) -> None:
-    assert Admitted(Ledger(), Usage(used), limit).nearly_full is nearly
+    assert is_nearly_full(used, limit) is nearly
 
 
 def test_reservations_do_not_make_a_limit_nearly_full() -> None:
     """No pod uses reserved quota yet."""
     usage = Usage(Charge(800), reserved=Charge(200))
-    assert not Admitted(Ledger(), usage, Limit(800)).nearly_full
+    assert not is_nearly_full(usage.in_use, Limit(800))
 
 
 def test_nearly_full_includes_the_new_charge() -> None:
-    assert not granted(Ledger({"M40": Charge(600)})).nearly_full
-    assert granted(Ledger({"M40": Charge(700)})).nearly_full
+    for cores, nearly in ((600, False), (700, True)):
+        assert is_nearly_full(granted(Ledger({"M40": Charge(cores)})).usage.in_use, Limit(800)) is nearly
 
 
 def test_charges_are_summed_by_model() -> None:

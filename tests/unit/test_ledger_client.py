@@ -236,16 +236,21 @@ def test_a_pod_with_a_long_grace_period_is_never_admitted_from_a_reservation(
 
 def test_a_charge_admitted_from_a_reservation_is_used_at_once(api: ApiDouble, replica: Replica, clock: Clock) -> None:
     api.date = lambda: datetime.fromtimestamp(clock.now, UTC)
-    limit = NamespaceQuota({"M40": Limit(10_000)})
+    limit = NamespaceQuota({"M40": Limit(10_000)}, total=Limit(10_000))
+    totals = []
 
     async def under_load() -> Mapping[str, Usage]:
         for uid in map(str, range(8)):
             if replica.counted("spent_total"):
                 break
-            await replica.ledgers.charge(asked(uid, quota=limit, deadline=clock.now + PATIENT, created=clock.now))
+            request = asked(uid, quota=limit, deadline=clock.now + PATIENT, created=clock.now)
+            decision = await replica.ledgers.charge(request)
+            assert isinstance(decision, Admitted)
+            totals.append(decision.total_usage and decision.total_usage.used)
         api.forget_calls()
         clock.now += CACHED_USAGE_SECONDS
         return await replica.ledgers.cached_usage("team-a")
 
     assert asyncio.run(under_load())["M40"].used == Charge(500, 0, 500)
+    assert totals == [CARD * number for number in range(1, 6)]
     assert api.calls == []

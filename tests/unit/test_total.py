@@ -18,7 +18,7 @@ from tests.unit.test_quota_warnings import warnings
 from tests.unit.test_reservations import cards, demand
 from vcuda.admission_review import AdmissionResponse
 from vcuda.ledger.ledger import Admitted, Ledger, Pending, Rejected, Reservation, Terminating, admit
-from vcuda.ledger.recount import ObservedPods
+from vcuda.ledger.recount import ObservedClaims, ObservedPods
 from vcuda.quota import changes
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage, all_models
@@ -180,10 +180,15 @@ def test_no_reservation_exceeds_the_free_total(total: int, used: Fraction, sizes
 # Tests of rejections, which only stored objects cause
 
 
-def test_only_stored_objects_of_all_models_cause_a_rejection_for_total(api: ApiDouble) -> None:
+def test_only_stored_objects_of_all_models_cause_a_rejection_for_total(
+    api: ApiDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
     namespace, quota = Namespace(api), NamespaceQuota({"M40": Limit(800), "P100": Limit(800)}, total=Limit(400))
     namespace.ledger(committed={"M40": cards(4)}, terminating={"gone": Terminating("P100", CARD, 30)})
-    for stored, outcome in ((4, Rejected), (3, Rejected), (2, PutOff)):
+    claims = ObservedClaims("1000", {"A100": CARD}, ())
+    count = namespace.replica.store.count_pods
+    monkeypatch.setattr(namespace.replica.store, "count_pods", lambda *args: replace(count(*args), claims=claims))
+    for stored, outcome in ((3, Rejected), (2, Rejected), (1, PutOff)):
         namespace.pods(stored)
         decision = namespace.charge(model="P100", quota=quota)
         assert isinstance(decision, outcome)
@@ -238,6 +243,10 @@ def test_pods_and_claims_of_all_models_use_up_total_and_the_choice_of_the_model_
     answers = create_all(Server(NODE_QUOTA), *[made] * 6)
     assert [each.model for each in answers] == ["A100"] * 4 + ["M40"] * 2
     assert [each.allowed for each in answers] == [True] * 5 + [False]
+    nearly = "the GPU quota is nearly used up:"
+    assert answers[2].warnings == ()
+    assert answers[3].warnings == (f"{nearly} A100 in namespace team-a, 4 cards of 4 cards",)
+    assert answers[4].warnings == (f"{nearly} total in namespace team-a, 5 cards of 5 cards",)
     figures = "requested: 1 card, used: 5 (5 pending), limited: 5, 1 more needed"
     assert (answers[5].outcome, answers[5].status) == ("over-quota", HTTPStatus.FORBIDDEN)
     assert answers[5].message == f"exceeded quota: total in namespace team-a, {figures}"
@@ -247,7 +256,7 @@ def test_pods_and_claims_of_all_models_use_up_total_and_the_choice_of_the_model_
     "used, asked, told",
     not_now=(4, 2, "exceeded quota: total in namespace team-a, requested: 2 cards, used: 4 (4 pending), limited: 5, 1"),
     never=(0, 6, "larger than the GPU quota: total in namespace team-a, requested: 6 cards, used: 0 (0 pending), lim"),
-    never_and_the_models_are_full=(4, 6, "larger than the GPU quota: total in namespace team-a, requested: 6 cards, "),
+    never_and_larger_than_each_model=(0, 7, "larger than the GPU quota: total in namespace team-a, requested: 7 cards"),
 )
 def test_a_rejection_says_whether_total_can_ever_permit_the_pod(used: int, asked: int, told: str) -> None:
     """Workflow engines wait after the words "exceeded quota", so these words must not appear if waiting is in vain."""
@@ -257,16 +266,20 @@ def test_a_rejection_says_whether_total_can_ever_permit_the_pod(used: int, asked
     assert answer.message.count("total in namespace") == 1
 
 
-def test_no_grant_is_promised_to_a_pod_that_lacks_total() -> None:
-    [fits, never] = (
-        parse_quota(f"a: {{quota: {{A100: 8}}, total: {total}, grants: [{{A100: 8, from: 2100-01-01}}]}}").at(0)
-        for total in (16, 8)
-    )
-    asked = [cards_pod(9)]
-    for quota, told in ((fits, "a grant adds 8 cards of A100"), (never, "larger than the GPU quota: total in")):
-        server = Server(quota.namespaces["a"])
-        server.policy = replace(server.policy, quota=replace(server.policy.quota, moment=0.0))
-        assert told in create_all(server, *asked)[0].message
+@cases(
+    "total, used, asked, told",
+    of_the_model=(16, 0, 9, "exceeded quota: A100 in namespace team-a, requested: 9 cards"),
+    not_now=(8, 8, 1, "exceeded quota: A100 in namespace team-a, requested: 1 card, used: 8"),
+    total_now=(4, 4, 1, "exceeded quota: total in namespace team-a, requested: 1 card, used: 4"),
+    total_never=(8, 0, 9, "larger than the GPU quota: total in namespace team-a, requested: 9 cards"),
+)
+def test_no_grant_is_promised_to_a_pod_that_lacks_total(total: int, used: int, asked: int, told: str) -> None:
+    text = f"a: {{quota: {{A100: 8}}, total: {total}, grants: [{{A100: 8, from: 2100-01-01}}]}}"
+    server = Server(parse_quota(text).at(0).namespaces["a"])
+    server.policy = replace(server.policy, quota=replace(server.policy.quota, moment=0.0))
+    *_, answer = create_all(server, *[cards_pod(1)] * used, cards_pod(asked))
+    assert answer.message.startswith(told)
+    assert ("a grant adds 8 cards of A100" in answer.message) is ("A100 in namespace" in told)
 
 
 @cases(

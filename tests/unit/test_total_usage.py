@@ -10,13 +10,14 @@ from controller.metrics import UsageCollector
 from controller.recount.publisher import limits_of
 from controller.retry.rejected import Owner
 from controller.retry.retrier import ALL_MODELS, FreeQuota, has_free_cards, record_free
+from controller.violations.violations import find_violations
 from tests.gpuquota import Cluster, run
 from tests.tables import cases
 from tests.unit.test_ledger_report import holder, used
 from tests.unit.test_plugin_rejections import DENIED, event, store
 from tests.unit.test_plugin_why import deployment
 from tests.unit.test_retrier import HALF, ONE, TWO, chosen, owner
-from tests.unit.test_violations import found, one, over, pod
+from tests.unit.test_violations import AT, found, over, pod
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.errors import ApiError
 from vcuda.ledger.ledger import LOST, Ledger, Pending, Reservation, Terminating
@@ -200,6 +201,7 @@ def test_the_newest_pods_beyond_the_total_are_violations(
 
 
 def test_a_violation_of_total_names_the_total() -> None:
-    violation = one(pod("a", 200, 2), pod("b", 200, 1, model="P100"), quota=THREE)
+    pods = [pod("a", 200, 2), pod("b", 200, 1, model="P100"), pod("not-charged", model=None)]
+    [violation] = [each for each in find_violations("team-a", THREE, pods, AT) if each.holder.name == "b"]
     figures = "used: 4 cards, limited: 3 cards; this pod takes 2 cards and does not fit with the older pods and claims"
     assert (violation.message, violation.evictable) == (f"beyond GPU quota: total in namespace team-a, {figures}", True)

@@ -160,13 +160,8 @@ class Admitted(msgspec.Struct, frozen=True):
     usage: Usage
     limit: Limit
     shortage: Shortage | None = None
-
-    @property
-    def nearly_full(self) -> bool:
-        """True if at least nine tenths of the model's limit of cores or memory are used."""
-        used, limit = self.usage.in_use, self.limit
-        cores_nearly = limit.cores is not None and used.cores >= limit.cores * WARN_FROM
-        return cores_nearly or (limit.memory is not None and used.memory_under(limit) >= limit.memory * WARN_FROM)
+    total_usage: Usage | None = None
+    """The usage of all models together, with the charge; None if the quota does not limit it."""
 
 
 class Rejected(msgspec.Struct, frozen=True):
@@ -202,7 +197,13 @@ def admit(
         return TooManyPending()
     charged = msgspec.structs.replace(ledger, pending={**ledger.pending, uid: asked})
     usage = msgspec.structs.replace(usage, used=usage.used + asked.charge, pending=usage.pending + asked.charge)
-    return Admitted(charged, usage, limit, shortage)
+    return Admitted(charged, usage, limit, shortage, charged.total_usage() if quota.total else None)
+
+
+def is_nearly_full(used: Charge, limit: Limit) -> bool:
+    """Return whether at least nine tenths of a limit of cores or memory are used."""
+    cores_nearly = limit.cores is not None and used.cores >= limit.cores * WARN_FROM
+    return cores_nearly or (limit.memory is not None and used.memory_under(limit) >= limit.memory * WARN_FROM)
 
 
 def long_graces(graces: Iterable[tuple[str, int]]) -> Mapping[str, int]:

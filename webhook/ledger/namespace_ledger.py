@@ -18,7 +18,7 @@ from vcuda.kube import LedgerStore, Stored
 from vcuda.ledger import ledger as rules
 from vcuda.ledger.ledger import Admitted, Ledger, Pending, Rejected, is_counted_before
 from vcuda.ledger.recount import ObservedPods, recount
-from vcuda.quota.model import Mode, Usage
+from vcuda.quota.model import Mode, Usage, all_models
 from webhook.ledger.batches import BatchCommitter, Charging, Decided, Read, SharedCall, decide_all
 from webhook.ledger.charging import ChargeRequest, Decision, PutOff, RetryLater
 from webhook.ledger.fresh_count import SOON_SECONDS, FreshCount
@@ -197,7 +197,8 @@ class NamespaceLedger:
         usage = self._usages.get(request.model, Usage())
         usage = msgspec.structs.replace(usage, used=usage.used + request.charge, pending=usage.pending + request.charge)
         self._usages = {**self._usages, request.model: usage}
-        return Admitted(self._noted, usage, request.quota.limits[request.model])
+        total_usage = all_models(self._usages.values()) if request.quota.total else None
+        return Admitted(self._noted, usage, request.quota.limits[request.model], total_usage=total_usage)
 
     async def _flush(self) -> None:
         """Call `flush` whenever a write is due, until this replica has no reservation and no unwritten charge."""

@@ -12,12 +12,12 @@ from http import HTTPStatus
 from vcuda.admission_review import AdmissionResponse, Outcome
 from vcuda.claims.names import GROUP
 from vcuda.errors import LedgerLost, UnreadableLedger, VcudaError
-from vcuda.ledger.ledger import Admitted
+from vcuda.ledger.ledger import Admitted, is_nearly_full
 from vcuda.quota import grant_words
 from vcuda.quota.model import cards
 from vcuda.quota.rejections import over_quota, reports_shortage
 from vcuda.quota.shortage import Shortage, exceeded
-from vcuda.quota.terms import UNSTORED_CAUSE
+from vcuda.quota.terms import TOTAL, UNSTORED_CAUSE
 from webhook.ledger.charging import PutOff
 from webhook.review import claim_review, decisions, pod_review
 from webhook.review.decisions import Creation, Rejection, Review, Simple, Verdict
@@ -141,8 +141,11 @@ def _warning(review: Review, model: str, admitted: Admitted) -> str:
         return f"{exceeded(namespace, admitted.shortage)}; {decisions.ADMITTED_ALL_THE_SAME}"
     if review.quota.granted and (ending := grant_words.ending(namespace, review.quota, model, used)):
         return ending
-    if not admitted.nearly_full:
-        return ""
+    total_usage, in_total = admitted.total_usage, review.quota.total
+    if not is_nearly_full(used, limit):
+        if not total_usage or not in_total or not is_nearly_full(total_usage.in_use, in_total):
+            return ""
+        model, used, limit = TOTAL, total_usage.in_use, in_total
     amounts = [] if limit.cores is None else [f"{cards(used.cores)} of {cards(limit.cores)}"]
     amounts += [] if limit.memory is None else [f"{used.memory_under(limit)} of {limit.memory} MiB"]
     return f"the GPU quota is nearly used up: {model} in namespace {namespace}, {', '.join(amounts)}"
