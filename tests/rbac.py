@@ -15,7 +15,6 @@ def path_of_rule(manifest: Mapping[str, Any]) -> str:
 
 
 def is_allowed(objects: Objects, review: Mapping[str, Any]) -> bool:
-    """Return the answer to a SubjectAccessReview."""
     spec, asked = review["spec"], review["spec"]["resourceAttributes"]
     return any(_covers(rule, asked) for rule in _rules(objects, spec["user"], asked["namespace"]))
 

@@ -217,7 +217,6 @@ def pods() -> st.SearchStrategy[Manifest]:
 
 
 def storable_pods() -> st.SearchStrategy[Manifest]:
-    """A pod that the API server may store."""
     return _pods(storable_annotations(), storable_affinities())
 
 

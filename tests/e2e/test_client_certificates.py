@@ -83,7 +83,6 @@ class Presenting:
 
     @contextmanager
     def connected(self, pair: Path) -> Iterator[http.client.HTTPSConnection]:
-        """Connect to the webhook with the client certificate in directory ``pair``."""
         context = ssl.create_default_context(cafile=self.certificates / "ca.crt")
         context.load_cert_chain(pair / "tls.crt", pair / "tls.key")
         with closing(http.client.HTTPSConnection(self.address, context=context, timeout=20)) as connection:

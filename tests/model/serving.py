@@ -339,5 +339,4 @@ RULES: tuple[Rule, ...] = (api_server, time_passes, spend, sync_and_flush, write
 
 
 def serving(world: World, bounds: Bounds) -> Iterator[Step]:
-    """Yield every step of callers, time and replicas that the rules permit."""
     return chain.from_iterable(rule(world, bounds) for rule in RULES)

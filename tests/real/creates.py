@@ -47,7 +47,6 @@ class Answers:
         return self.counts["201"]
 
     def await_more(self, number: int, timeout: float = 120) -> None:
-        """Return when ``number`` more pods have been created."""
         goal = self.created + number
         eventually(lambda: self.created >= goal, lambda: self, timeout)
 

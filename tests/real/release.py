@@ -122,7 +122,6 @@ class Release:
         return [process for pod in self.pods(name) for process in processes(pod["metadata"]["uid"])]
 
     def leader(self) -> str:
-        """Return the identity of the leader."""
         return self.kubectl("get", "lease", CONTROLLER, "-o", "jsonpath={.spec.holderIdentity}")
 
     def leading_pod(self) -> str:

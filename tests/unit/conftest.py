@@ -14,7 +14,6 @@ from vcuda.kube import Kube
 
 @pytest.fixture
 def api() -> ApiDouble:
-    """Return an API server double that stores no objects."""
     return ApiDouble()
 
 
@@ -32,7 +31,6 @@ def replica(api: ApiDouble, request: pytest.FixtureRequest) -> Replica:
 
 @pytest.fixture
 def other(api: ApiDouble, request: pytest.FixtureRequest) -> Replica:
-    """Return a second webhook replica."""
     return _replica(api, request)
 
 

@@ -18,8 +18,6 @@ from webhook.review import first_limits
 from webhook.review.context import PolicySnapshot
 from webhook.review.first_limits import MAX_NAMED_NAMESPACES, UNNAMED
 
-# Tests of an edit whose entry "*" limits namespaces for the first time
-
 
 def running(namespace: str, **spec: Any) -> Pod:
     container = {"name": "main", "securityContext": {"privileged": True}}

@@ -14,7 +14,7 @@ CORES, MEMORY = GPU_MANAGER.cores, GPU_MANAGER.memory
 
 
 def charge_of(manifest: Manifest) -> Charge:
-    """Return the charge of a pod. The caller must pass a pod without faults."""
+    """Return the charge of a pod, which must have no faults."""
     request = read_request(view(manifest))
     assert request.faults == ()
     return request.charge

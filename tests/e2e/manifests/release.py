@@ -36,7 +36,6 @@ class Release:
         self.system = System(admin, balancer, directory / "rendered", directory, self.chart, name)
 
     def run(self, command: str, *options: str) -> str:
-        """Run helm, and return its output. It must succeed."""
         done = self.try_run(command, *options)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -75,7 +75,6 @@ def is_rolled_out(admin: Cluster, name: str) -> bool:
 
 
 def pods_of(admin: Cluster, deployment: str) -> list[Json]:
-    """Return the pods of the Deployment without those that are terminating."""
     selector = f"app.kubernetes.io/name={deployment}"
     pods = admin.rest.get(PODS, labelSelector=selector)["items"]
     return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]

@@ -35,7 +35,6 @@ EVERYTHING = (ENDLESS,) * 3
 
 
 def steps(world: World, bounds: Bounds) -> list[Step]:
-    """Return every step that the rules permit."""
     found = [step for rule in RULES for step in rule(world, bounds)]
     found += keeping(world, bounds)
     return [(words, canonical(with_caps(world, after, bounds))) for words, after in found]

@@ -242,7 +242,6 @@ def pods_of(world: World, bounds: Bounds, namespace: int, *stages: int) -> int:
 
 
 def parts_of(world: World) -> Iterator[tuple[int, int, Part]]:
-    """Yield each ledger, namespace and part."""
     for ledger, each in enumerate(world.ledgers):
         for namespace, part in enumerate(each.parts):
             if part is not None:
