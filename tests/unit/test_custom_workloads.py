@@ -14,7 +14,6 @@ from vcuda.requests.pod_request import read_request
 from vcuda.workloads import Unread
 from webhook.check.files import typed_workloads
 
-
 POD = {"spec": {"containers": [container({"nvidia.com/gpu": 1})]}}
 GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
 PYTORCH = "spec.pytorchReplicaSpecs"
