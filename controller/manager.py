@@ -99,7 +99,7 @@ class Leader:
         place = k8s.QuotaPlace(*options.quota_configmap, options.quota_key)
         self.quota = k8s.QuotaInformer(kube, place, system, self._quota_changed)
         # A pod that the webhook pinned to no GPU model is charged for the model of its node. So a change of a node may
-        # change charges in any namespace. Hundreds of nodes may change together. A queue combines their changes.
+        # change charges in any namespace. Hundreds of nodes may change together. A queue combines these changes.
         self._models = workqueue.Reconciler(
             "models",
             lambda of: self._models_changed() if of != OFFERS else self._offers_changed(),

@@ -23,7 +23,7 @@ from vcuda.quota.model import CORES_PER_CARD
 
 
 class Assignment(NamedTuple):
-    """A pod's cards on a node, by the container's index. ``breaks``: how many unused cards it makes shared cards."""
+    """A pod's cards on a node, by the container's index. ``breaks``: the number of unused cards that become shared."""
 
     shares: Mapping[int, tuple[Share, ...]]
     breaks: int

@@ -91,7 +91,7 @@ def _told() -> Sequence[Told]:
             for n in (3, 4)
         ),
         Told(_ask(made.claim(), NamespaceQuota({})).message, "Ask for quota of a GPU model."),
-        Told(_ask(made.claim(*HELD)).message, "Remove the selectors."),
+        Told(_ask(made.claim(*HELD)).message, "Remove the selector that excludes the model you want."),
         Told(
             _ask(made.claim(), NamespaceQuota({"V100": Limit(100)}, require_nodes=True)).message,
             "The quota has `require_nodes: true`. Wait until a node publishes such devices, or ask for quota of another"
@@ -99,7 +99,7 @@ def _told() -> Sequence[Told]:
         ),
         Told(
             _ask(made.claim(made.entry(made.NVIDIA, product)), NamespaceQuota({"A100": Limit(100)})).message,
-            "Remove the selectors.",
+            "Remove the selector that excludes the model you want.",
         ),
         Told(
             _ask(made.claim(), A_FEW, A100=("*",), M40=("*",)).message,
@@ -108,8 +108,8 @@ def _told() -> Sequence[Told]:
         Told(
             _ask(stored).message,
             (
-                "Check that the mutating webhook configuration of vcuda quota exists, and that no other"
-                " webhook changes the claim after it."
+                "Check that the mutating webhook configuration of vcuda quota exists, and that no other webhook"
+                " changes the claim after that webhook."
             ),
         ),
         Told(_ask(unread).message, "Correct the claim: the API server would reject it too."),

@@ -166,7 +166,8 @@ def _warnings() -> list[Told]:
         Told(
             Choice("L4", "the only possible model, 4 cards of 4 cards free; the pod must wait", by_nodes=True).notice,
             "The pod is admitted. This warning appears if the pod must wait for a node, or if another model was passed"
-            " over because of its nodes. The reasons are those of the rows above.",
+            " over because of its nodes. A dry run gets the same reasons in a warning that begins with `would be"
+            " pinned`.",
         ),
     ]
 

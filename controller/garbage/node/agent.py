@@ -93,7 +93,7 @@ class SweepMetrics:
         self._reasons: Counter[names.KeepReason] = Counter()
 
     def add(self, outcome: DirectoryOutcome) -> None:
-        """Count the outcome for one directory at once, because it is true even if the sweep fails later."""
+        """Count the outcome for one directory immediately, because it is true even if the sweep fails later."""
         self._freed.inc(outcome.freed)
         self._deleted.inc(outcome.verdict is Action.DELETED)
         if outcome.keep is not None:
