@@ -54,7 +54,7 @@ class Bounds(NamedTuple):
 
     @property
     def reapable(self) -> int:
-        """Return the age in ticks at which the leader may remove (reap) a reservation."""
+        """Return the age in ticks at which the leader may remove a reservation."""
         return {
             "reaped after the reservation time alone": self.lasting + 1,
             "reaped after the deadline alone": self.deadline + 1,
@@ -174,7 +174,7 @@ class World(NamedTuple):
 
     @property
     def newest(self) -> int:
-        """Return the number of the last event, which is the version of a LIST that begins now."""
+        """Return the number of the last event. A LIST that begins now has this number as its version."""
         return max(max(pod.stored_at, pod.deleted_at) for pod in self.pods)
 
     @property
@@ -214,7 +214,7 @@ def first(bounds: Bounds) -> World:
 
 
 def canonical(world: World, bounds: Bounds) -> World:
-    """Return one of the worlds (states) that differ only in names, or in things that no longer matter."""
+    """Return one world (state) for all that differ only in names, or in things that no longer matter."""
     plain = simplified(world, bounds)
     ordered = World(tuple(sorted(plain.pods)), *plain[1:])
     return min(ordered, _swapped(ordered)) if bounds.replicas == 2 else ordered

@@ -59,7 +59,7 @@ def used_for(world: World, namespace: int, bounds: Bounds) -> Amounts:
 
 
 def with_caps(before: World, after: World, bounds: Bounds) -> World:
-    """Return the world (state) after a step, with new caps (the limits, or more that was used before)."""
+    """Return the world (state) after a step, with its new caps. A cap is the limit, or what was used before if more."""
     if after.ledgers is before.ledgers and after.marks is before.marks and not _learned(before, after):
         return after
     caps = []
@@ -108,7 +108,7 @@ def fault_of(world: World, bounds: Bounds) -> str:
 
 
 def uncharged(world: World, bounds: Bounds) -> str:
-    """Return an error if the ledger that a namespace's mark names counts too few of its pods; else an empty text."""
+    """Return an error if the ledger in a namespace's mark counts fewer pods than there are, or an empty text."""
     for n in NAMESPACES:
         mark, pods = world.marks[n], charged(bounds, pods_of(world, bounds, n, YES, STORED, LINGERS))
         if mark and not world.uncounted[n] and world.ledgers[mark.ledger].up:

@@ -50,7 +50,7 @@ def is_named(world: World, ledger: int, namespace: int, part: Part) -> bool:
 
 
 def freeze(world: World, bounds: Bounds) -> Iterator[Step]:
-    """FREEZE: a process freezes a part if its newer document places the part in another ledger."""
+    """FREEZE: a process freezes a namespace's part of a ledger if its newer document has the namespace elsewhere."""
     for ledger, n, part in parts_of(world):
         if part.state != OPEN or part.to != NONE:
             continue
@@ -64,7 +64,7 @@ def freeze(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def copied(part: Part, source: int, bounds: Bounds) -> Part:
-    """COPY: return the copy of a frozen part. The copied reservations have new keys, so no replica renews them."""
+    """COPY: return the copy of a frozen part of a ledger. Its reservations get new keys, so no replica renews them."""
     orphans = tuple(Orphan(amount, r, source) for r, amount in enumerate(part.reserved) if amount)
     reserved = (0,) * len(part.reserved)
     if bounds.broken == "reservations are copied under the replica's own key":
@@ -109,7 +109,7 @@ def copy(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def mark(world: World, bounds: Bounds) -> Iterator[Step]:
-    """MARK: after the copy is confirmed, replace the mark of the frozen part by one of the copy (compare-and-swap)."""
+    """MARK: after the copy is confirmed, replace the namespace's mark by one that names the copy (compare-and-swap)."""
     for ledger, n, part in parts_of(world):
         if part.to == NONE:
             continue
@@ -127,7 +127,7 @@ def mark(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def marked(world: World, bounds: Bounds, namespace: int, new: Mark | None) -> World:
-    """Return the world (state) with a new mark. If its ledger was lost after the copy, it need not count yet."""
+    """Return the world (state) with a new mark. A ledger that was lost after the copy need not count yet."""
     part = world.ledgers[new.ledger].parts[namespace] if new else None
     absent = new is None or (world.losses < bounds.losses and not (part and part.id == new.id))
     return world._replace(
@@ -152,7 +152,7 @@ def late_write(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def remove(world: World, bounds: Bounds) -> Iterator[Step]:
-    """REMOVE: remove a frozen part that the mark no longer names, a useless copy, or a useless closed part."""
+    """REMOVE: remove a namespace's frozen part of a ledger if the mark no longer names it, or a useless part."""
     for ledger, n, part in parts_of(world):
         named = is_named(world, ledger, n, part)
         if part.to != NONE:
@@ -176,7 +176,7 @@ def _is_awaited(world: World, ledger: int, namespace: int, part: Part) -> bool:
 
 
 def open_part(world: World, bounds: Bounds) -> Iterator[Step]:
-    """OPEN: open a part that the mark names by its id. A closed part then gets the count of a LIST that begins now."""
+    """OPEN: open a namespace's part of a ledger that its mark names. A closed part gets the count of a new LIST."""
     for ledger, n, part in parts_of(world):
         found = world.marks[n]
         named = is_named(world, ledger, n, part)
@@ -218,7 +218,7 @@ def close_part(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def _placing(found: Mark | None, ledger: int, namespace: int, bounds: Bounds) -> list[int]:
-    """Return the documents by which a part may be made: that of the mark, or all with the namespace in this ledger."""
+    """Return the documents by which a namespace's part of this ledger may be made: that of its mark, or all with it."""
     if found:
         return [found.document] if found.ledger == ledger else []
     return [number for number, each in enumerate(bounds.documents) if each.places[namespace] == ledger]
@@ -276,7 +276,7 @@ def _restored(world: World, bounds: Bounds, ledger: int, named: list[int]) -> Wo
 
 
 def recounted(world: World, bounds: Bounds, namespace: int, part: Part) -> Part:
-    """RECOUNT: return the part with the count of the stored pods. Charges of pods proven to have ended are released."""
+    """RECOUNT: return a namespace's part of a ledger with the count of stored pods, without charges of ended pods."""
     covered = part.committed | part.pending | part.terminating
     if any(part.reserved) or part.orphans:
         covered = -1
@@ -288,7 +288,7 @@ def recounted(world: World, bounds: Bounds, namespace: int, part: Part) -> Part:
 
 
 def recount(world: World, bounds: Bounds) -> Iterator[Step]:
-    """RECOUNT and REAP: recount an open part, and perhaps remove a reservation from which nobody can admit any more."""
+    """RECOUNT and REAP: recount a namespace's part of a ledger, and perhaps remove a reservation that has ended."""
     for ledger, n, part in parts_of(world):
         if part.state != OPEN:
             continue
@@ -321,7 +321,7 @@ def is_spent(world: World, bounds: Bounds, namespace: int, r: int, ledger: int) 
 
 
 def end(world: World, bounds: Bounds) -> Iterator[Step]:
-    """END: remove a part in which only stored pods are charged. Then remove its mark, unless the mark has changed."""
+    """END: remove a namespace's part of a ledger if only stored pods are charged. Then remove its unchanged mark."""
     for ledger, n, part in parts_of(world):
         charged = part.pending or part.terminating or any(part.reserved) or part.orphans
         if bounds.broken == "a part ends with something reserved":

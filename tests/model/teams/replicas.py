@@ -1,4 +1,4 @@
-"""The rules of the API server and the replicas, which admit by a write or from reservations, in ledgers of parts."""
+"""The rules of the API server and of the replicas. Each ledger has parts, one for each of its namespaces."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -104,7 +104,7 @@ def rejected(world: World, ledger: int) -> World:
 
 
 def api_server(world: World, bounds: Bounds) -> Iterator[Step]:
-    """A pod is stored once, and only after its admission. Equal pods are requested in order."""
+    """A pod is stored only once, and only after its admission. Equal pods are requested in order."""
     asked: set[tuple[int, int]] = set()
     for i, pod in enumerate(world.pods):
         if pod.stage == NEW and bounds.pods[i] not in asked:
@@ -131,14 +131,14 @@ def learn(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def is_admitting(part: Part | None, replica: Replica, bounds: Bounds, ledger: int, namespace: int) -> bool:
-    """ADMIT: return whether a replica may admit in this part: it is open, and no newer document placed it."""
+    """ADMIT: return whether a replica may admit in a namespace's part of a ledger: open, and by no newer document."""
     if part is None or bounds.documents[replica.document].places[namespace] != ledger:
         return False
     return part.state == OPEN and part.document <= replica.document
 
 
 def left(world: World, r: int, ledger: int, namespace: int, bounds: Bounds) -> int:
-    """Return how much a replica may still admit from its reservation, whether its pending write lands or not."""
+    """Return how much a replica may still admit from its reservation, whether its pending write is accepted or not."""
     replica = world.replicas[r]
     own = [pod for i, pod in enumerate(world.pods) if pod.replica == r and bounds.pods[i][0] == namespace]
     unwritten = sum(pod.where == RESERVED and pod.source == ledger for pod in own)
@@ -150,7 +150,7 @@ def left(world: World, r: int, ledger: int, namespace: int, bounds: Bounds) -> i
 
 
 def admit_from_reservation(world: World, bounds: Bounds) -> Iterator[Step]:
-    """A replica admits a pod from its reservation without reading the ledger. It may not know that a part moves."""
+    """A replica admits a pod from its reservation without reading the ledger. Its namespace may be moving elsewhere."""
     for i, pod in enumerate(world.pods):
         namespace, model = bounds.pods[i]
         if pod.where != WAITING or model:
@@ -163,7 +163,7 @@ def admit_from_reservation(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def is_gone(world: World, r: int, ledger: int, namespace: int, bounds: Bounds) -> bool:
-    """Return whether the ledger shows that the replica's reservation was removed, or is in a frozen part."""
+    """Return whether the ledger shows that a replica's reservation was removed or frozen."""
     part = world.ledgers[ledger].parts[namespace]
     if part and bounds.broken == LATE_RENEWAL and part.state == FROZEN:
         return False
@@ -249,7 +249,7 @@ def fits(world: World, batch: Batch, bounds: Bounds) -> bool:
         if part is None:
             continue
         bits = sum(1 << i for i in (*new, *flushed) if bounds.pods[i][0] == n)
-        # Whatever the replica writes, its reservation in a frozen part stays.
+        # The replica's reservation in a namespace's frozen part of the ledger stays, whatever the replica writes.
         own = part.reserved[r] if part.state == OPEN else 0
         more = charged(bounds, bits & ~part.pending)
         change = more[0] + reserve[n] - own
@@ -263,7 +263,7 @@ def fits(world: World, batch: Batch, bounds: Bounds) -> bool:
 
 
 def _counted(used: tuple[int, int, int], part: Part, bounds: Bounds, *, own: bool) -> tuple[int, int, int]:
-    """Return the usage of a part that counts against the team's limit: all of it, in any state of the part."""
+    """Return the usage of a namespace's part of a ledger that counts for its team, in any state of the part."""
     if (part.state, bounds.broken) in ((FROZEN, "frozen parts do not count"), (ARRIVING, "copied parts do not count")):
         return 0, 0, 0
     if bounds.broken == "reservations of other parts do not count" and not own:

@@ -14,11 +14,12 @@ from typing import NamedTuple
 # still run. ENDED: it was deleted, or can no longer be stored.
 NEW, ASKED, YES, STORED, LINGERS, ENDED = range(6)
 
-# The place of a pod in its replica. RESERVED: admitted from the reservation, and not written yet. FLUSHED: admitted so,
-# and in the pending write. SYNCED: in the pending write, which admits it.
+# The place of a pod in its replica. RESERVED: admitted from the reservation, and not written yet. FLUSHED: like
+# RESERVED, and in the pending write. SYNCED: admitted by the pending write.
 AWAY, WAITING, RESERVED, FLUSHED, SYNCED = range(5)
 
-# The states of a part. Only an open part admits pods. ARRIVING: copied from another ledger. CLOSED: may lack charges.
+# The states of a namespace's part of a ledger. Only an open part admits pods. ARRIVING: copied from another ledger.
+# CLOSED: may lack charges.
 OPEN, FROZEN, ARRIVING, CLOSED = range(4)
 
 ENDLESS = 99
@@ -105,7 +106,7 @@ class Part(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """The mark of a namespace: the ledger that holds its part, the id of the part, and the document that placed it."""
+    """The mark of a namespace. It names the ledger, the id of the namespace's part in it, and the document used."""
 
     ledger: int
     id: int
@@ -223,7 +224,7 @@ def added(a: tuple[int, int, int], b: tuple[int, int, int]) -> tuple[int, int, i
 
 
 def used_by(bounds: Bounds, part: Part | None) -> tuple[int, int, int]:
-    """Return the usage that a part records. All reservations are of model 0."""
+    """Return the usage in a namespace's part of a ledger. All reservations are of model 0."""
     return _used_by(bounds.pods, part) if part else (0, 0, 0)
 
 
@@ -264,7 +265,7 @@ def ids_in(world: World) -> list[int]:
 
 
 def canonical(world: World) -> World:
-    """Return one of the worlds (states) that differ only in ids, or in a late write that can no longer arrive."""
+    """Return one world (state) for all that differ only in ids, or in a late write that can no longer arrive."""
     late = world.late
     if late and late.copy is None and not late.blind and world.marks[late.namespace] != late.old:
         world = world._replace(late=None)
