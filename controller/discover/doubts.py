@@ -8,7 +8,7 @@ import structlog
 
 from vcuda.discovery.discovered import Doubt
 from vcuda.kube import Event, InvolvedObject, Kube, post_event_or_log
-from vcuda.kube.informers import ObservedNode
+from vcuda.placement.observed_nodes import ObservedNode
 
 COMPONENT = "vcuda-controller"
 REASON = "GPUModelInDoubt"

@@ -23,8 +23,8 @@ from vcuda.discovery.discovered import Doubt, Found, Record, find_model
 from vcuda.discovery.sources import PRODUCT, PublishedCards, published_cards
 from vcuda.k8s_types import Decoder
 from vcuda.kube import MERGE_PATCH, DeviceInformer, Kube, NodeInformer, QuotaInformer, segment
-from vcuda.kube.informers import ObservedNode
 from vcuda.placement.device_plugins import DISCOVERED, MAX_RECORD
+from vcuda.placement.observed_nodes import ObservedNode
 from vcuda.requests.resources import GpuResources
 
 LOOK_SECONDS = 5.0  # Minimum seconds between two checks of one node, because the labels of a node may change often.

@@ -28,10 +28,11 @@ from vcuda.discovery.sources import DriverCards, published_cards
 from vcuda.k8s_types import Decoder
 from vcuda.kube import Kube, QuotaPlace, is_served, segment
 from vcuda.placement.affinity import NodeLabels
-from vcuda.placement.device_plugins import NodeFacts, is_alive, read_facts
+from vcuda.placement.device_plugins import is_alive
 from vcuda.placement.missing_models import model_warnings
-from vcuda.placement.nodes import NodeAvailability, Nodes, read_state
-from vcuda.placement.registers import Registers, read_registers
+from vcuda.placement.nodes import Nodes
+from vcuda.placement.observed_nodes import ObservedNode, nodes_of, observe
+from vcuda.placement.registers import read_registers
 from vcuda.quota.model import CORES_PER_CARD, Cores, Limit, Quota, total
 from vcuda.quota.terms import SYSTEM_NAMESPACES, UNASKED_NAMESPACES
 from vcuda.requests.config import QuotaConfig, parse_config
@@ -102,12 +103,9 @@ class ClusterNodes:
 
 class _Seen(NamedTuple):
     name: str
-    labels: Mapping[str, str]
-    registers: Registers
-    facts: NodeFacts
+    node: ObservedNode
     published: DriverCards
     found: Found
-    state: NodeAvailability
 
 
 OWN_KUBECONFIG = Path("~/.kube/config")
@@ -150,15 +148,14 @@ def read_nodes(kube: Kube, model_label: str, place: tuple[str, str, str]) -> Clu
         slices += _each(kube, f"{API_PATH}/resourceslices", lambda raw: devices.read_slice(_SLICE.decode(raw)))
     published = published_cards(slices)
     seen = [_look(node, keys, known, published.get(node.metadata.name, {})) for node in read]
-    registers = {each.name: each.registers for each in seen if each.registers}
-    nodes = Nodes.of({each.name: each.labels for each in seen}, keys, registers, known.models)
+    nodes = nodes_of({each.name: each.node for each in seen}, keys, known.models)
     used = _used(kube, keys, config, nodes, slices)
     rows = [
         _row(each, known, None if faults else used.get(each.name, 0))
         for each in sorted(seen, key=lambda each: each.name)
-        if each.found.label or each.found.seen or each.found.doubts or any(each.facts.offered.values())
+        if each.found.label or each.found.seen or each.found.doubts or any(each.node.facts.offered.values())
     ]
-    closed = {each.name for each in seen if each.state.obstacles}
+    closed = {each.name for each in seen if each.node.state.obstacles}
     models = tuple(_model_cards(kube, config.quota.at(time.time()), rows, closed, is_known=not faults))
     warnings = (
         *faults,
@@ -237,7 +234,7 @@ def without_scheduler(scheme: str) -> str:
 def _without_scheduler(kube: Kube, known: GpuResources, seen: Iterable[_Seen]) -> set[str]:
     """Return the vendors' schemes in use for which no scheduler is set; empty if this cannot be found out."""
     own = [each for each in known.schemes if each.register and not each.scheduler]
-    found = {scheme.name for each in seen for scheme in own if is_alive(scheme, each.facts, each.registers)}
+    found = {scheme.name for each in seen for scheme in own if is_alive(scheme, each.node.facts, each.node.registers)}
     if not found:
         return set()
     try:
@@ -268,22 +265,21 @@ def _each(
 
 
 def _look(node: k8s_types.Node, keys: NodeLabels, known: GpuResources, published: DriverCards) -> _Seen:
-    registers = read_registers(node.annotations, lambda *_: None)
-    facts = read_facts(node, known, registers)
-    found = find_model(node.labels, keys.model, registers, facts, published=published, known=known)
-    return _Seen(node.metadata.name, node.labels, registers, facts, published, found, read_state(node))
+    seen = observe(node, known, read_registers(node.annotations, lambda *_: None))
+    found = find_model(node.labels, keys.model, seen.registers, seen.facts, published=published, known=known)
+    return _Seen(node.metadata.name, seen, published, found)
 
 
 def _row(seen: _Seen, known: GpuResources, used: Cores | None) -> GpuNode:
-    found, named = seen.found, known.models
+    found, node, named = seen.found, seen.node, known.models
     counts = found.model(named)
     row = named.rows.get(counts, ProductRow())
-    cards = found.cards(seen.facts, known, seen.published)
+    cards = found.cards(node.facts, known, seen.published)
     free = None
     if cards is not None and used is not None:
         free = max(round(cards * CORES_PER_CARD) - math.ceil(used), 0) / CORES_PER_CARD
-    alive = [each for each in known.schemes if is_alive(each, seen.facts, seen.registers)]
-    is_plain = seen.facts.offered.get(PLAIN_CARDS) and all(each.count != PLAIN_CARDS for each in alive)
+    alive = [each for each in known.schemes if is_alive(each, node.facts, node.registers)]
+    is_plain = node.facts.offered.get(PLAIN_CARDS) and all(each.count != PLAIN_CARDS for each in alive)
     served_by = [*(each.name for each in alive), *([PLAIN_CARDS] if is_plain else [])]
     return GpuNode(
         seen.name,
@@ -294,7 +290,7 @@ def _row(seen: _Seen, known: GpuResources, used: Cores | None) -> GpuNode:
         ", ".join([*served_by, *seen.published]),
         free,
         tuple(found.doubts.values()),
-        seen.state.takes_pods,
+        node.state.takes_pods,
     )
 
 

@@ -15,8 +15,8 @@ from vcuda.errors import QuotaFault
 from vcuda.k8s_types import ConfigMap, Decoder, K8sStruct, Node, NodeStatus, ObjectMeta
 from vcuda.kube import client, events, reflector
 from vcuda.placement import affinity
-from vcuda.placement.device_plugins import NO_FACTS, NodeFacts, outdated_registers, read_facts
-from vcuda.placement.nodes import NodeAvailability, Nodes, NodeStates, read_state
+from vcuda.placement.nodes import Nodes, NodeStates
+from vcuda.placement.observed_nodes import ObservedNode, nodes_of, observe
 from vcuda.placement.registers import ANNOTATIONS, Registers, read_registers
 from vcuda.quota import changes, model
 from vcuda.quota.quota_clock import QuotaClock
@@ -155,16 +155,6 @@ NodeChange = Callable[[Node | None, Node | None], None]
 The new state is None if the node was deleted."""
 
 
-class ObservedNode(Node, frozen=True):
-    """The fields of a node that are kept in memory, with the annotation by which a GPU scheduler locks the node."""
-
-    registers: Registers = msgspec.field(default_factory=dict)
-    facts: NodeFacts = NO_FACTS
-    outdated: frozenset[str] = frozenset()
-    """The names of the schemes (vendors' ways to share GPUs) whose list of the node's cards is out of date."""
-    state: NodeAvailability = NodeAvailability()
-
-
 @dataclass(eq=False)
 class NodeInformer:
     """Watches the labels, registered cards, GPU capacity and scheduler locks of nodes. Indexes the labels and cards.
@@ -214,13 +204,7 @@ class NodeInformer:
             if self._stale or self._nodes.named is not known.models:
                 self._stale = False
                 seen = {key.name: node for key, node in self.reflector.snapshot().items()}
-                self._nodes = Nodes.of(
-                    {name: node.labels for name, node in seen.items()},
-                    self.keys,
-                    {name: node.registers for name, node in seen.items() if node.registers},
-                    known.models,
-                    {name: node.outdated for name, node in seen.items() if node.outdated},
-                )
+                self._nodes = nodes_of(seen, self.keys, known.models)
                 self._stale_states = True
             if self._nodes.version != known.version:
                 self._nodes = msgspec.structs.replace(self._nodes, limited=known.limited, version=known.version)
@@ -254,13 +238,10 @@ class NodeInformer:
         node = _decode_node(raw)
         locks = {key: node.annotations[key] for key in _LOCKS if key in node.annotations} or None
         cards = {key: node.capacity[key] for key in _CARDS if key in node.capacity} or None
-        read, registers = node.metadata, self._read_registers(node)
+        read = node.metadata
         metadata = ObjectMeta(name=read.name, uid=read.uid, labels=read.labels, annotations=locks)
-        known = self.resources()
-        facts = read_facts(node, known, registers)
-        status = NodeStatus(cards) if cards else None
-        outdated = outdated_registers(known, facts, registers)
-        return ObservedNode(metadata, status, None, registers, facts, outdated, read_state(node))
+        observed = observe(node, self.resources(), self._read_registers(node))
+        return msgspec.structs.replace(observed, metadata=metadata, status=NodeStatus(cards) if cards else None)
 
     def _read_registers(self, node: Node) -> Registers:
         texts = {key: node.annotations[key] for key in ANNOTATIONS if key in node.annotations}

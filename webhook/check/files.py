@@ -14,8 +14,8 @@ from vcuda.allocations import stored_claims, stored_pods
 from vcuda.claims import charges, devices as dra, digest, objects
 from vcuda.claims.names import CLAIM, TEMPLATE
 from vcuda.ledger.ledger import charges_by_model
-from vcuda.placement import affinity, device_plugins, patches, registers
-from vcuda.placement.nodes import Nodes, NodeStates, read_state
+from vcuda.placement import affinity, observed_nodes, patches, registers
+from vcuda.placement.nodes import Nodes, NodeStates
 from vcuda.quota import model, terms
 from vcuda.requests import config, resources, runtime_devices
 from webhook.ledger import ledgers as memory
@@ -149,22 +149,19 @@ def read_stored_objects(path: Path, labels: affinity.NodeLabels, known: resource
     for where, manifest in workloads.objects_in(str(path), read_file(path)):
         stored = _read_object(where, manifest)
         found[manifest["kind"]][stored.metadata.namespace, stored.metadata.name] = where, stored
-    node_labels, cards, outdated = {}, {}, {}
+    seen = {}
     for (_, name), (where, node) in found["Node"].items():
-        node_labels[name] = node.labels
-        cards[name] = registers.read_registers(node.annotations, functools.partial(_ignored, where))
-        facts = device_plugins.read_facts(node, known, cards[name])
-        outdated[name] = device_plugins.outdated_registers(known, facts, cards[name])
+        cards = registers.read_registers(node.annotations, functools.partial(_ignored, where))
+        seen[name] = observed_nodes.observe(node, known, cards)
     slices = [_read_slice(where, each) for where, each in found["ResourceSlice"].values()]
     classes = {name: dra.read_class(each) for (_, name), (_, each) in found["DeviceClass"].items()}
     published = dra.Devices.of(slices, classes)
-    nodes = Nodes.of(node_labels, labels, cards, known.models, outdated)
+    nodes = observed_nodes.nodes_of(seen, labels, known.models)
     charged = known.with_claimed(published.extended_resources).with_registered(nodes.registered_cards)
     pods = (stored_pods.read_stored(pod, labels, charged) for _, pod in found["Pod"].values())
-    states = {name: read_state(node) for (_, name), (_, node) in found["Node"].items()}
     return StoredObjects(
         nodes,
-        NodeStates.of(nodes.index.names, states),
+        NodeStates.of(nodes.index.names, {name: node.state for name, node in seen.items()}),
         published,
         {key: template.spec.spec for key, (_, template) in found[TEMPLATE].items()},
         tuple(
