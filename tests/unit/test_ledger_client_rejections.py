@@ -56,7 +56,7 @@ def pending(number: int, *, prefix: str = "pending") -> dict[str, Pending]:
     return {f"{prefix}-{each}": Pending("M40", CARD) for each in range(number)}
 
 
-# Tests of whether a charge that does not fit the ledger is rejected or may be retried
+# Tests of whether a charge that exceeds a limit by the ledger is rejected or may be retried
 
 DEAD = {"gone": Reservation({"M40": CARD}, 1)}
 

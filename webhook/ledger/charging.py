@@ -21,7 +21,7 @@ class RetryLater(msgspec.Struct, frozen=True):
 
 
 class PutOff(msgspec.Struct, frozen=True):
-    """The charge does not fit the ledger now, but may fit later. The caller must retry."""
+    """By the ledger, the charge exceeds a limit now, but may be within the limit later. The caller must retry."""
 
     shortages: tuple[Shortage, ...]
     """For each GPU model that was tried, the quota that is missing according to the ledger."""

@@ -44,7 +44,7 @@ LIST_THREADS = 32
 CACHED_USAGE_SECONDS = 0.5
 """/mutate may choose a GPU model by usage in memory that is at most this many seconds old. No rejection uses it."""
 
-GRANTING_USAGE_SECONDS = MAX_WRITE_SECONDS + 1.0
+SPENDING_USAGE_SECONDS = MAX_WRITE_SECONDS + 1.0
 """Replaces `CACHED_USAGE_SECONDS` while this replica has a reservation. The usage in memory then includes the charges
 that this replica admits. It lacks the charges of other replicas since this replica's last write. The interval between
 writes is long only if much quota is free, so the missing charges matter little."""
@@ -147,7 +147,7 @@ class NamespaceLedger:
         return decision
 
     async def _reject(self, request: ChargeRequest, rejected: Rejected) -> Decision:
-        """Answer a charge that does not fit the ledger: reject it only if the stored pods and claims use too much."""
+        """Answer a charge that exceeds a limit by the ledger. Reject it only if the stored objects use too much."""
         shortage = rejected.shortage
         if shortage.can_never_fit:
             return rejected
@@ -216,7 +216,7 @@ class NamespaceLedger:
                     await self._attempt([])
 
     async def cached_usage(self) -> Mapping[str, Usage]:
-        good_for = GRANTING_USAGE_SECONDS if self._reserved.active else CACHED_USAGE_SECONDS
+        good_for = SPENDING_USAGE_SECONDS if self._reserved.active else CACHED_USAGE_SECONDS
         if self._shared.clock() - self._usages_read_at < good_for:
             return self._usages
         return await self.usage()
