@@ -53,8 +53,8 @@ class Replica:
 
     def __init__(self, api: ApiDouble, clock: Clock | None = None) -> None:
         self._registry = CollectorRegistry()
-        # The store sleeps while it waits for another replica. In this test no other replica acts meanwhile, so the
-        # sleep only advances the clock.
+        # The store sleeps while it waits for another replica. No other replica acts in this test, so the sleep only
+        # advances the clock.
         time_ = clock or Clock()
         self.store = LedgerStore(
             api.kube, "vcuda-quota", lambda: Nodes(LABELS), clock=time_.monotonic, sleep=time_.pass_by

@@ -301,7 +301,7 @@ class ReservationWorld:
         self._run()
 
     def pass_unheard(self, seconds: float) -> None:
-        """Let time pass while one process sleeps. No other process runs meanwhile."""
+        """Let time pass while one process sleeps. No other process runs in this time."""
         self.time.now += seconds
 
     def suspend(self, replica: int, seconds: float) -> None:

@@ -107,7 +107,7 @@ class WatchingLeader:
         self.miss(CLAIMS)
 
     def miss(self, collection: str) -> None:
-        """Restart a watch with a LIST, as after a long interruption. The watch misses the events in between."""
+        """Restart a watch with a LIST, as after a long interruption, whose events the watch misses."""
         self._reflectors[collection].relist()
         self._reflectors[collection].synced.set()
         self._delivered[collection] = len(self._world.events[collection])

@@ -268,8 +268,8 @@ def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[S
         managing = [partial(ControllerProcess, *flags_of(own, *leading, kubeconfig=way)) for way in both]
         managers = stack.enter_context(controllers(managing))
         prepare(cluster, [group[-1] for group in groups])
-        # A first pod in each roomy namespace creates the ledger before the faults begin. If a replica were killed
-        # meanwhile, the ledger would count as lost for a while.
+        # A first pod in each roomy namespace creates the ledger before the faults begin. If a replica were killed at
+        # the creation, the ledger would count as lost for a while.
         for roomy in dict.fromkeys(group[0] for group in groups):
             cluster.create(gpu_pod("first", roomy, HALF))
         planes, rests = (plane, other_plane), (cluster.rest, other.rest)

@@ -1,6 +1,6 @@
 """Tests of a grant (additional quota for a limited time) on a real cluster.
 
-When the grant begins, a rejected workload runs. When it ends, no more pods are admitted.
+When the grant begins, a rejected workload runs. When the grant ends, no more pods are admitted.
 """
 
 import datetime

@@ -65,9 +65,9 @@ def create_all(tenant: Cluster, manifests: list[Json]) -> None:
 def test_hundreds_of_large_pods_without_gpus_keep_a_replica_within_its_memory_at_the_first_gpu_pod(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """Before it admits the first GPU pod, the replica lists the namespace's pods.
+    """The replica lists all pods of the namespace before it admits the first GPU pod.
 
-    Meanwhile the test creates pods in another one.
+    At this time the test creates pods in another namespace.
     """
     entry = {"quota": {"A100": 8}}
     with installation.team(entry) as namespace, installation.team(entry) as other:

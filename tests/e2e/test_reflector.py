@@ -231,7 +231,7 @@ class Gate:
 
 
 def test_an_object_selected_by_name_is_watched_before_it_exists(kube: Kube, path: str) -> None:
-    """By such a field selector, the webhook watches the quota ConfigMap."""
+    """The webhook watches the quota ConfigMap by a field selector with the ConfigMap's name."""
     with following(kube, path, params={"fieldSelector": "metadata.name=gpuquota"}) as (reflector, seen):
         assert dict(reflector.snapshot()) == {}
         kube.post(path, manifest("other", "x"))

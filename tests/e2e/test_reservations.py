@@ -81,7 +81,7 @@ def test_the_reservation_of_a_killed_replica_can_be_used_again(
 def test_a_replica_that_stops_releases_its_reservation(
     cluster: Cluster, own: Installation, leader: ControllerProcess, namespace: str
 ) -> None:
-    """Before it stops, the replica writes the charges that it admitted. Other replicas can use the rest at once."""
+    """Before it stops, the replica writes the charges that it admitted. Other replicas can then use the free quota."""
     assert reserve(cluster, own, namespace, WebhookProcess.terminate) == 0
     assert own.ledger(namespace).reserved == {}
     crowd = Crowd(cluster, namespace, range(REPLICAS - 1))

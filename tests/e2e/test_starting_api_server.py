@@ -1,6 +1,6 @@
 """Tests of an API server that has just started. It rejects permitted calls with 403 until it has read the RBAC roles.
 
-For some time after its first call, each of our programs treats such a 403 as temporary.
+For some time after its first call, each of our programs treats this 403 as temporary.
 """
 
 import json

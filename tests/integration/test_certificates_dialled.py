@@ -63,7 +63,7 @@ def test_a_server_without_tls_or_an_answer_times_out(tmp_path: Path, monkeypatch
 
 
 def of_version_6(leaf: Signed) -> bytes:
-    """Return a PEM certificate whose X.509 version number does not exist. OpenSSL serves it anyway."""
+    """Return a PEM certificate whose X.509 version number does not exist. OpenSSL nevertheless serves it."""
     content = leaf.certificate.public_bytes(Encoding.DER)
     version_3, version_6 = bytes.fromhex("a003020102"), bytes.fromhex("a003020105")
     assert content.count(version_3) == 1
@@ -71,7 +71,7 @@ def of_version_6(leaf: Signed) -> bytes:
 
 
 def test_an_unreadable_certificate_is_handled_as_an_unreachable_endpoint(tmp_path: Path) -> None:
-    """Such a certificate must not stop `vcuda-certs` or the leader of the controllers."""
+    """An unreadable certificate must not stop `vcuda-certs` or the leader of the controllers."""
     with serving(tmp_path, of_version_6(LEAF)) as server:
         [(leaf, fault)] = served_leaves([server.address], "x")
     assert leaf is None

@@ -233,7 +233,7 @@ def test_the_memory_of_a_connection_is_free_as_soon_as_it_closes(target: Target)
 
 
 def slow_large(target: Target) -> socket.socket:
-    """Return a connection that has sent the first part of a large body. The rest waits for other large reviews."""
+    """Return a connection that has sent the first part of a large body, which waits behind other large reviews."""
     connection = target.shake_hands()
     connection.setblocking(False)
     with suppress(ssl.SSLWantWriteError):

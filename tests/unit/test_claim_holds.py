@@ -69,9 +69,9 @@ def test_earlier_users_of_an_allocation_are_remembered_until_the_devices_are_los
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_claim_that_a_list_shows_without_devices_may_have_lost_some(holds: ClaimHolds, *, listed: bool) -> None:
-    """Such a claim stays charged for a while after its deletion.
+    """A claim that a LIST shows without devices stays charged for a while after its deletion.
 
-    A claim that the watch has shown without a gap does not.
+    If the watch has shown the claim since its creation, no charge stays.
     """
     bare = claim(devices=())
     note(holds, None, bare, listed=listed)

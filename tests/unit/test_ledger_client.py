@@ -218,7 +218,7 @@ def test_cached_usage_may_be_a_moment_old_and_usage_is_current(
 def test_a_pod_with_a_long_grace_period_is_never_admitted_from_a_reservation(
     api: ApiDouble, replica: Replica, clock: Clock, fields: Mapping[str, object]
 ) -> None:
-    """If a watch misses the deletion of such a pod, only the ledger keeps its charge."""
+    """If a watch misses the deletion of a pod with a long grace period, only the ledger keeps the pod's charge."""
     api.date = lambda: datetime.fromtimestamp(clock.now, UTC)
     given = {"quota": NamespaceQuota({"M40": Limit(10_000)}), "deadline": clock.now + PATIENT, "created": clock.now}
 

@@ -52,7 +52,7 @@ def test_reads_and_dry_runs_create_no_ledger(api: ApiDouble, replica: Replica) -
 
 
 def at_call(number: int, *deliveries: Delivery) -> Delivery:
-    """Return a network that applies these deliveries to the calls from number ``number`` on, one to each call."""
+    """Return a network that uses ``deliveries`` for the calls from number ``number`` on, one for each call."""
     return Script(*[delivered] * number, *deliveries, methods=("GET", "LIST", "POST", "PUT", "PATCH", "DELETE"))
 
 

@@ -138,7 +138,7 @@ def test_a_namespace_with_too_many_lost_claims_is_full(api: ApiDouble) -> None:
 
 
 def test_very_many_claims_whose_pods_have_ended_do_not_fill_their_namespace(api: ApiDouble) -> None:
-    """No ledger is recounted meanwhile. Claims whose pods were deleted by force stay charged."""
+    """No ledger is recounted during this. Claims whose pods were deleted by force stay charged."""
     clock = Clock()
     watch = watch_of_pods(api, clock)
     holds = ClaimHolds(watch, clock.monotonic)

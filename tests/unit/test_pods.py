@@ -42,7 +42,7 @@ class Busy(Readable):
 
 
 def test_a_view_counts_exactly_the_pods_of_its_version_during_changes(api: ApiDouble) -> None:
-    """With a newer version than the counted pods', a pod created in between would never be charged.
+    """With a newer version than the counted pods', a pod created between both versions would never be charged.
 
     With an older version, another leader could release its charge.
     """
@@ -90,7 +90,7 @@ def test_a_bound_pod_deleted_before_its_end_is_reported_for_as_long_as_it_may_ru
 
 
 def test_a_pod_is_reported_as_vanished_before_its_event(api: ApiDouble) -> None:
-    """The deletion moves the pod's charge from committed to terminating. In between, the pod must be counted too."""
+    """While a deletion moves the pod's charge from committed to terminating, the pod must be counted at all times."""
     store(api, stored_pod(CARD, "uid-1", **BOUND))
     watch = PodInformer(api.kube, LABELS, lambda _: None)
     watch.reflector.relist()

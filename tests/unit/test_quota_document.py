@@ -208,7 +208,7 @@ def test_an_invalid_amount_of_memory_in_json_is_rejected() -> None:
 
 @pytest.mark.parametrize("name", ["A", "team_a", "-a", "a-", "a.b", "", "é", "a" * 64, "**", "a\\n"])
 def test_an_impossible_namespace_is_a_fault(name: str) -> None:
-    """gpu-admission's example has such a name. If the name were no fault, its quota would silently never apply."""
+    """gpu-admission's example has an impossible name of a namespace. Its quota would silently never apply."""
     (fault,) = faults(f'"{name}": {{}}')
     assert fault.endswith(f": {NO_NAMESPACE}")
 

@@ -322,7 +322,7 @@ def test_a_daemon_set_without_free_quota_retries_after_nodes_change(api: ApiDoub
 
 
 def test_free_quota_stays_recorded_while_a_new_report_replaces_it() -> None:
-    """If a check in between read no free quota, the retries would end, and no later check would follow."""
+    """If a check read no free quota during the replacement, it would be the last check, and the retries would end."""
 
     class Record(dict[str, Mapping[str, FreeQuota]]):
         def __setitem__(self, namespace: str, free: Mapping[str, FreeQuota]) -> None:

@@ -178,7 +178,7 @@ def test_cuda_version_is_rejected_unless_the_container_hides_the_cards(
 
 
 def test_a_claim_does_not_permit_cuda_version_as_its_driver_is_not_known() -> None:
-    """If NVIDIA_VISIBLE_DEVICES is void, the pod is admitted. CDI gives the container the cards of its claim anyway."""
+    """If NVIDIA_VISIBLE_DEVICES is void, the pod is admitted. The container still gets its claim's cards by CDI."""
     using = {"resources": {"claims": [{"name": "gpu"}]}}
     rejected = pod(container(env=[LEGACY], **using), resourceClaims=[CLAIM])
     assert "spec.containers[0].env[0]" in rejected_paths(rejected)

@@ -250,7 +250,7 @@ def test_a_pod_with_more_shares_than_are_kept_keeps_the_first_and_is_marked() ->
 
 
 def test_a_longer_text_than_a_label_can_have_is_no_model() -> None:
-    """The API server of Kubernetes 1.30 stores such a pod, although no node can have such a model."""
+    """The API server of Kubernetes 1.30 stores a pod with such a long text, but no node can have it as its model."""
     assert kept(stored(affinity=builders.held_to("M" * MAX_PRODUCT))).model == "M" * MAX_PRODUCT
     assert kept(stored(affinity=builders.held_to("M" * HUGE))).model is None
     assert kept(stored(affinity=builders.held_to("M" * HUGE), nodeName="gpu-1")).model_on(NODES) == "P100"

@@ -360,7 +360,7 @@ def of_indices(count: int) -> dict[str, str]:
 def test_a_pod_that_mutate_would_still_change_is_rejected_or_gets_a_warning(
     fields: Manifest, what: str, mode: Mode
 ) -> None:
-    """/mutate has failurePolicy Ignore. So a tenant who makes /mutate time out could create such a pod."""
+    """/mutate has failurePolicy Ignore. So a tenant who makes /mutate time out could create an unchanged pod."""
     pin_settings = PinSettings(scheduler="gpu-scheduler")
     policy = replace(builders.policy_for(replace(QUOTA, mode=mode)), pin_settings=pin_settings)
     ledgers, manifest = MemoryLedgers(), pod_of_cores(100, **{"schedulerName": "gpu-scheduler", **fields})

@@ -179,7 +179,7 @@ def test_a_tenant_cannot_unprotect_a_claim_or_change_its_owners_and_kubernetes_s
 def test_a_tenant_cannot_delete_a_running_pod_at_once_if_it_uses_a_claim_by_name_or_lengthen_its_end(
     admin: Cluster, tenant: Cluster, team: str, way: str
 ) -> None:
-    """After such a deletion, the claim could be allocated to another pod while the containers still run."""
+    """If a pod that uses a claim is deleted at once, the claim may get another pod while the containers still run."""
     dra.require_dra(admin)
     admin.create(dra.claim(team, "mine"))
     using = dra.claiming(team, "uses", resourceClaimName="mine")

@@ -53,7 +53,7 @@ def test_a_mount_is_found_even_if_a_name_has_characters_that_could_end_a_line(
 
 
 def test_names_that_might_end_a_line_do_not_hide_the_roots_own_mount(disk: Disk, agent: Agent) -> None:
-    """A pod's author can choose such a name by a subPath. In mountinfo, this mount precedes the root's own mount."""
+    """A pod's author can choose these names by a subPath. In mountinfo, the pod's mount precedes the root's own."""
     need_root()
     source, target = disk.base / "sub\rpath", disk.base / "target"
     source.mkdir()

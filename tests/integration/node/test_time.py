@@ -1,4 +1,4 @@
-"""Tests of the time limit of a sweep (a pass of the node agent). The next sweep continues with the rest."""
+"""Tests of the time limit of a sweep (a pass of the node agent). The next sweep handles what is left."""
 
 from tests.integration.node.disk import HOUR, Agent, Disk, nested, uid
 from tests.integration.node.steps import Steps
