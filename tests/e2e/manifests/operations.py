@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.installation import await_enforced
+from tests.e2e.installation import LEDGERS, await_enforced, charged
+from tests.e2e.ledgers import ledger_in
 from tests.e2e.manifests.system import CONTROLLER, System, applied
 from tests.e2e.quota_config import QuotaConfigMap
 from tests.kubectl import kubectl
@@ -71,11 +72,19 @@ def _typed(system: System, script: str) -> subprocess.CompletedProcess[str]:
 
 
 def limit(admin: Cluster) -> None:
-    """Create the namespace `TEAM`, apply the README's example quota, and wait until its limits are enforced."""
+    """Create the namespace `TEAM`, apply the README's example quota, and wait until its limits are enforced.
+
+    An earlier test may have used a namespace of this name. So wait also until the ledger charges none of its pods.
+    """
     admin.create_namespace(TEAM)
     await_enforced(admin, TEAM, enforced=False)
     admin.kubectl("apply", "-f", str(EXAMPLE))
     await_enforced(admin, TEAM)
+    admin.await_collection(
+        LEDGERS,
+        lambda found: not any(charged(ledger_in(found)).values()),
+        fieldSelector=f"metadata.name=gpu-ledger-{TEAM}",
+    )
 
 
 @contextmanager
