@@ -269,6 +269,8 @@ def _not_offered(model: str, request: PodRequest) -> str:
 def _without_card(model: str, request: PodRequest, nodes: Nodes) -> str | None:
     if request.on_models and (profile := request.on_models.unknown_profile(model)):
         return f"{model} is excluded: {unknown_profile(profile, model)}"
+    if not request.share_memory:
+        return None
     row = nodes.named.rows.get(model)
     registered = (nodes.registered_cards.get((scheme.name, model), ()) for scheme in request.schemes)
     memory = row.memory if row and row.memory else max(itertools.chain(*registered), default=0)
