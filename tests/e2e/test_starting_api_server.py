@@ -38,7 +38,7 @@ def account(cluster: Cluster) -> Iterator[Cluster]:
 
 @contextmanager
 def repeating(call: Callable[[], str]) -> Iterator[list[str]]:
-    """Repeat the call in a thread during the ``with`` statement. Yield the list to which its results are added."""
+    """Repeat ``call`` in a thread during the ``with`` statement. Yield the list to which its results are added."""
     found: list[str] = []
 
     def repeat(stop: threading.Event) -> None:

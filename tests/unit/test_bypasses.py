@@ -276,6 +276,6 @@ def test_an_unknown_name_is_a_fault(allow: str, fault: str) -> None:
 
 
 def test_a_pod_with_very_many_resources_is_checked_in_linear_time() -> None:
-    """A comparison of each resource with all others would take a minute here."""
+    """A comparison of each resource of the pod with all others would take a minute here."""
     answer = rejected(vcuda_pod({"nvidia.com/gpumem": 1, **{f"nvidia.com/x{number}": 1 for number in range(20_000)}}))
     assert (answer.outcome, len(answer.faults)) == ("malformed", MAX_FAULTS + 1)

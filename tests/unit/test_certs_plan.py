@@ -162,7 +162,7 @@ def test_a_missing_configuration_is_no_problem_if_none_is_required() -> None:
 
 
 def test_without_configurations_the_problem_says_how_to_replace_the_authority() -> None:
-    """The callers of the scheduler extender read the CA from a file only at their start."""
+    """The callers of the scheduler extender read the CA from a file only at their start, so they must be restarted."""
     world = healthy(since=MINUTE)
     world.put(configurations=())
     policy = replace(NEW, registered=False)

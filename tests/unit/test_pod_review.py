@@ -94,7 +94,7 @@ def test_only_creation_is_decided_and_no_subresource(fields: dict[str, str]) -> 
     ],
 )
 def test_another_kind_is_rejected_as_a_mistake_of_the_configuration(kind: GroupVersionKind, named: str) -> None:
-    """If the object were admitted, nobody would notice that the webhook configuration has wrong rules."""
+    """If an object of another kind were admitted, nobody would notice that the webhook configuration is wrong."""
     message = f"this webhook reviews pods, not {named}; correct the webhook's rules"
     verdict = read(review(vcuda_pod(), kind=kind), POLICY)
     assert verdict == Rejection(Outcome.BAD_REQUEST, message)

@@ -351,7 +351,7 @@ def test_all_faults_are_reported_at_once_in_the_order_of_the_document() -> None:
 
 @pytest.mark.parametrize("text", ['{"\\ud800": {}}', "\ud800: {}"], ids=["json", "unescaped"])
 def test_half_a_character_is_never_repeated_in_a_fault(text: str) -> None:
-    """A lone UTF-16 surrogate cannot be encoded in UTF-8. An answer that quotes it could not be sent."""
+    """A lone UTF-16 surrogate cannot be encoded in UTF-8, so an answer that quotes it could not be sent."""
     assert faults(text) == [f"[\ufffd]: {NO_NAMESPACE}"]
 
 

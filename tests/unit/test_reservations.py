@@ -186,7 +186,7 @@ def test_demand_that_has_just_begun_is_a_rate_too(seconds: float, reserved: int)
 
 
 def test_a_model_with_little_demand_is_reserved_together_with_others() -> None:
-    """The pods of a namespace are spread over its models, so a replica gets few pods of each model."""
+    """The pods of a namespace are spread over its models. For each model alone, a replica would get too few pods."""
     quota = NamespaceQuota({"M40": Limit(100_000), "P100": Limit(100_000)})
     reserved = plan_reservation(Ledger(), quota, demand(M40=[CARD] * 12, P100=[CARD])).charges
     assert reserved == {"M40": cards(30), "P100": cards(MIN_CHARGES)}

@@ -163,7 +163,7 @@ def admit_from_reservation(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def is_gone(world: World, r: int, ledger: int, namespace: int, bounds: Bounds) -> bool:
-    """Return whether the ledger shows that a replica's reservation was removed or frozen."""
+    """Return whether the ledger shows that a replica's reservation was removed, or moves to another ledger."""
     part = world.ledgers[ledger].parts[namespace]
     if part and bounds.broken == LATE_RENEWAL and part.state == FROZEN:
         return False
