@@ -39,12 +39,12 @@ class Webhook:
         self._choices = RecentChoices()
 
     def mutate(self, pod: Manifest) -> AdmissionResponse:
-        return asyncio.run(answers.mutate(Creation(review(pod), self.policy, self.ledgers, self._choices)))
+        return asyncio.run(answers.answer("/mutate", Creation(review(pod), self.policy, self.ledgers, self._choices)))
 
     def validate(self, pod: Manifest) -> AdmissionResponse:
         """Return the answer of /validate. The API server has given the pod a uid before it calls /validate."""
         stored = review({**pod, "metadata": {**pod["metadata"], "uid": "u-1"}})
-        return asyncio.run(answers.validate(Creation(stored, self.policy, self.ledgers, self._choices)))
+        return asyncio.run(answers.answer("/validate", Creation(stored, self.policy, self.ledgers, self._choices)))
 
 
 def validated_on_m40(manifest: Manifest, *allow: Allowance, units: str = "", **policy: Any) -> AdmissionResponse:

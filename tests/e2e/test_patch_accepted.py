@@ -19,10 +19,10 @@ from tests import strategies
 from tests.builders import Manifest, nodes, review
 from tests.e2e.cluster import Cluster
 from tests.e2e.rest import Answer
+from tools.reviews import mutate
 from vcuda.placement.patches import PinSettings
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from webhook.ledger.ledgers import MemoryLedgers
-from webhook.review.answers import mutate
 from webhook.review.context import PolicySnapshot
 from webhook.review.decisions import Creation
 

@@ -52,12 +52,12 @@ class Server:
 
     def mutate(self, manifest: Manifest, **fields: object) -> AdmissionResponse:
         request = self._request(manifest, fields)
-        return asyncio.run(answers.mutate(Creation(request, self.policy, self.ledgers, self.choices)))
+        return asyncio.run(answers.answer("/mutate", Creation(request, self.policy, self.ledgers, self.choices)))
 
     def validate(self, manifest: Manifest, uid: str = "u-1", **fields: object) -> AdmissionResponse:
         stored = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
         request = self._request(stored, fields)
-        return asyncio.run(answers.validate(Creation(request, self.policy, self.ledgers, self.choices)))
+        return asyncio.run(answers.answer("/validate", Creation(request, self.policy, self.ledgers, self.choices)))
 
     def create(self, manifest: Manifest, uid: str = "u-1") -> AdmissionResponse:
         """Send a new object through /mutate and then /validate, as the API server does."""

@@ -15,6 +15,7 @@ from tests.api_double import ApiDouble
 from tests.builders import MODEL, held_to, nodes, pod_of_cores, quota_faults, review, vcuda_pod
 from tests.quota_map import store_quota
 from tests.tables import cases
+from tools.reviews import mutate, validate
 from vcuda.admission_review import AdmissionResponse, ReviewDeadline
 from vcuda.errors import QuotaFault
 from vcuda.kube import QuotaInformer, QuotaPlace
@@ -27,7 +28,6 @@ from vcuda.quota.quota_clock import QuotaClock
 from vcuda.quota.times import UTC, Times, moment_of, read_local_time
 from vcuda.requests.config import parse_config
 from webhook.ledger.ledgers import MemoryLedgers
-from webhook.review.answers import mutate, validate
 from webhook.review.context import PolicySnapshot
 from webhook.review.decisions import Creation
 

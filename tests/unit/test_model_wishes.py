@@ -50,7 +50,7 @@ def mutated(
         asyncio.run(ledgers.charge(given))
     group, _, version = manifest["apiVersion"].rpartition("/")
     request = review(manifest, kind=GroupVersionKind(group, version, manifest["kind"]))
-    return asyncio.run(answers.mutate(Creation(request, policy(quota), ledgers)))
+    return asyncio.run(answers.answer("/mutate", Creation(request, policy(quota), ledgers)))
 
 
 def pod(wish: str | None = None, **fields: Any) -> Manifest:
@@ -135,7 +135,7 @@ def test_validate_never_reads_the_annotation() -> None:
         stored = pod(wish, affinity=held_to("A100"))
         stored["metadata"]["uid"] = "one"
         ledgers = MemoryLedgers()
-        answer = asyncio.run(answers.validate(creation(stored, policy(), ledgers)))
+        answer = asyncio.run(answers.answer("/validate", creation(stored, policy(), ledgers)))
         assert (answer.outcome, answer.model) == ("charged", "A100")
 
 

@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from tests.both_calls import DEADLINE, creation
 from tests.builders import MODEL, Manifest, policy_for, required, requirement, vcuda_pod
 from tests.tables import cases
+from tools.reviews import mutate
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.patches import PinSettings
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
 from webhook.ledger.charging import ChargeRequest, RetryLater
 from webhook.ledger.ledgers import MemoryLedgers
-from webhook.review.answers import mutate
 from webhook.review.decisions import RecentChoices
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(200)})

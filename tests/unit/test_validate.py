@@ -15,6 +15,7 @@ from tests.both_calls import DEADLINE, creation
 from tests.builders import MODEL, POOL, Manifest, held_to, pod_of_cores, required, requirement, term
 from tests.replicas import Clock
 from tests.tables import cases
+from tools.reviews import mutate, validate
 from vcuda.admission_review import AdmissionResponse
 from vcuda.errors import Forbidden, Unavailable, VcudaError, cut
 from vcuda.placement.patches import PinSettings
@@ -24,7 +25,6 @@ from vcuda.quota.shortage import Shortage
 from vcuda.quota.terms import MODEL_ANNOTATION, UNSTORED_CAUSE
 from webhook.ledger.charging import ChargeRequest, PutOff
 from webhook.ledger.ledgers import MAX_KNOWN_NAMESPACES, MemoryLedgers
-from webhook.review.answers import mutate, validate
 from webhook.review.decisions import SKIPPED_SECONDS, Creation, SkippedMutate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 1000)})

@@ -12,6 +12,7 @@ from tests.both_calls import creation
 from tests.builders import pod_of_cores
 from tests.tables import cases
 from tools.reference import claims, pods
+from tools.reviews import validate
 from vcuda.admission_review import AdmissionResponse, Outcome
 from vcuda.ledger.ledger import Rejected
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
@@ -19,7 +20,7 @@ from vcuda.quota.rejections import OVER_QUOTA, reports_shortage
 from vcuda.quota.shortage import Shortage
 from webhook.ledger.charging import CROWDED, Decision, PutOff
 from webhook.ledger.namespace_ledger import TOO_MANY, UNSURE
-from webhook.review.answers import validate, written
+from webhook.review.answers import written
 from webhook.review.decisions import Rejection
 
 RULES: Mapping[str, Callable[[int, str], bool]] = {

@@ -10,6 +10,7 @@ from typing import Any
 from examples import claims as made
 from tools.reference.examples import Manifest, review
 from tools.reference.told import Chapter, Told
+from tools.reviews import mutate, validate
 from vcuda.admission_review import AdmissionResponse, GroupVersionKind
 from vcuda.claims.digest import MAX_ASKED_BYTES
 from vcuda.claims.names import CLAIM
@@ -17,7 +18,6 @@ from vcuda.claims.pin import MAX_PIN_LENGTH, ClaimPin, write_pin
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
 from vcuda.requests.resources import WHOLE_CARD, GpuResources
 from webhook.ledger.ledgers import MemoryLedgers
-from webhook.review.answers import mutate, validate
 from webhook.review.context import PolicySnapshot
 from webhook.review.decisions import Creation, RecentChoices
 

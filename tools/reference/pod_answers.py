@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tools.reference.examples import LABELS, MODEL, POOL, container, pod, policy_for, requires, review
+from tools.reviews import mutate, validate
 from vcuda.admission_review import AdmissionResponse, ReviewDeadline
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import PinSettings
@@ -17,7 +18,6 @@ from vcuda.quota.model import Limit, NamespaceQuota
 from vcuda.quota.terms import STORABLE_SECONDS
 from webhook.ledger.charging import ChargeRequest, Decision, Ledgers
 from webhook.ledger.ledgers import MemoryLedgers
-from webhook.review.answers import mutate, validate
 from webhook.review.decisions import Creation, RecentChoices, SkippedMutate
 
 TEAM = NamespaceQuota({"M40": Limit(800), "P100": Limit(250)}, pools=("public",))

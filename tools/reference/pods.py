@@ -13,6 +13,7 @@ from tools.reference.pod_answers import BIG, CARD, DATED, NODES, SMALL, TEAM, ch
 from tools.reference.pod_rejections import rejected
 from tools.reference.told import Chapter, Told
 from tools.reference.undecided import registered, undecided
+from tools.reviews import mutate
 from vcuda.placement.choice import Choice, Option, Rule, choose
 from vcuda.placement.nodes import CORDON, NOT_READY, NodeStates, Taint
 from vcuda.placement.placement import Candidates
@@ -20,7 +21,6 @@ from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
 from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.requests.config import parse_config
 from webhook.ledger.ledgers import MemoryLedgers
-from webhook.review.answers import mutate
 from webhook.review.decisions import Creation
 
 WARNS = NamespaceQuota({"M40": Limit(100)}, mode=Mode.WARN)

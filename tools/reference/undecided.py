@@ -13,6 +13,7 @@ import structlog
 from tools.reference.examples import container, pod, policy_for, review
 from tools.reference.pod_answers import CARD, SMALL, Answering, charge
 from tools.reference.told import Told
+from tools.reviews import mutate
 from vcuda.admission_review import (
     API_VERSION,
     KIND,
@@ -34,7 +35,6 @@ from webhook.ledger import batches, namespace_ledger
 from webhook.ledger.charging import TOO_MANY_NAMESPACES, ChargeRequest, Decision, RetryLater
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.metrics import Metrics
-from webhook.review.answers import mutate
 from webhook.review.decisions import Creation
 
 

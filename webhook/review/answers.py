@@ -5,7 +5,6 @@
 3. Answer: `written` gives the verdict its status, and a text for the owner of the object.
 """
 
-import functools
 from collections.abc import Sequence
 from http import HTTPStatus
 
@@ -62,14 +61,11 @@ async def answer(path: str, create: Creation) -> AdmissionResponse:
         raise
 
 
-mutate, validate = functools.partial(answer, "/mutate"), functools.partial(answer, "/validate")
-
-
 def _written(review: Review, verdict: Verdict) -> AdmissionResponse:
     match verdict:
-        case decisions.AdmittedCharge(model, admitted, stray):
+        case decisions.AdmittedCharge(model, admitted, tolerated):
             outcome = Outcome.OVER_QUOTA_ALLOWED if admitted.shortage else Outcome.CHARGED
-            warnings = review.warnings(*stray, _warning(review, model, admitted))
+            warnings = review.warnings(*tolerated, _warning(review, model, admitted))
             return AdmissionResponse(outcome, warnings=warnings, model=model, scheme=review.scheme)
         case decisions.OverQuota(shortages):
             verdict = _over_quota(review, shortages)
