@@ -125,7 +125,7 @@ class TestEnforced:
             own.quota.limit(**{namespace: {"quota": {"M40": 1}}})
             await_events(cluster, namespace, "EvictedOverQuota", "b-middle", "c-newest")
             assert going(cluster, namespace) == {"b-middle", "c-newest"}
-            assert controller.metric("vcuda_violations_evictions_total", outcome="evicted") >= 2
+            controller.await_metric("vcuda_violations_evictions_total", 2, outcome="evicted")
 
     @pytest.mark.usefixtures("controller_manager")
     def test_a_disruption_budget_is_respected_and_the_eviction_is_retried(
