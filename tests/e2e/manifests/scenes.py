@@ -50,7 +50,6 @@ def limited(cluster: Cluster, quota: QuotaConfigMap, entry: Json) -> Iterator[st
         installation.await_enforced(cluster, namespace)
         yield namespace
     installation.await_enforced(cluster, namespace, enforced=False)
-    cluster.await_gone(installation.LEDGERS, f"gpu-ledger-{namespace}")
     ledgers.await_unpublished(cluster, namespace)
     cluster.delete_namespace(namespace)
 
@@ -70,6 +69,7 @@ def a_namespace_is_led_through_its_life(cluster: Cluster, quota: QuotaConfigMap)
         cluster.await_object(*ledger, lambda found: not pending(found))
         ledgers.await_published(cluster, namespace)
         cluster.create(card_pod("second", namespace))
+    ledgers.await_ledger_gone(cluster, namespace)
 
 
 def pending(ledger: Json) -> bool:

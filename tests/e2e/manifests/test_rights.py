@@ -74,9 +74,7 @@ def the_components_live(system: System, plane: ControlPlane) -> None:
             with system.controller(extender_advertise=advertised) as earlier:
                 earlier.await_log("the Service routes to this replica")
         scenes.damage_a_journal(cluster)
-        # storable_seconds is 2 here. With its default of 75, the ledger would remain for a minute and a half after the
-        # quota entry.
-        served = {"extender_address": address, "extender_advertise": address, "storable_seconds": "2"}
+        served = {"extender_address": address, "extender_advertise": address}
         with (
             system.controller(violations_period="1", **served) as controller,
             system.scheduler(address),
