@@ -145,8 +145,8 @@ def test_a_tenant_cannot_unprotect_a_claim_or_change_its_owners_and_kubernetes_s
     """The real scheduler and the real claim controller allocate, protect and delete the claim."""
     dra.require_dra(admin)
     # No server answers the API server's calls of our webhooks for this pod, so delete the webhooks.
-    for kind in ("mutating", "validating"):
-        admin.delete(f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations/vcuda-quota")
+    for each in ("mutatingwebhookconfigurations/00-vcuda-quota", "validatingwebhookconfigurations/vcuda-quota"):
+        admin.delete(f"/apis/admissionregistration.k8s.io/v1/{each}")
     claiming = dra.claiming(team, "uses", resourceClaimTemplateName="gpu")
     using = with_spec(claiming, terminationGracePeriodSeconds=30)
     with dra.published(admin, dra.Published(dra.NVIDIA, f"{team}-node", [dra.card(0, "A100")])):
