@@ -109,6 +109,33 @@ def test_claims_and_pods_that_race_never_get_more_devices_than_the_quota(
     await_committed(installation, team, **{model: 100 * cards for model, cards in QUOTA.items()})
 
 
+def test_claims_and_pods_of_all_models_never_get_more_devices_than_the_total(
+    cluster: Cluster, installation: Installation, controller: ControllerProcess
+) -> None:
+    assert controller.process.poll() is None
+    most, total = 0, 6
+    with limited_team(installation, {"quota": QUOTA, "total": total}) as team:
+        cluster.create(template(team, "gpu"))
+        extended = has_extended_resources(cluster)
+
+        def all_given(found: list[Json]) -> bool:
+            nonlocal most
+            number = sum(given(found).values())
+            most = max(most, number)
+            return number == total
+
+        def create(number: int) -> None:
+            for manifest in asking(number, team, extended=extended):
+                cluster.try_create(manifest)
+
+        with ThreadPoolExecutor(THREADS) as threads:
+            threads.map(create, range(100))
+            cluster.await_collection(claims_path(team), all_given)
+        rejected = cluster.try_create(claim(team, "more"))
+        assert most == total
+        assert f"total in namespace {team}, requested: 1 card, used: {total}" in rejected.message
+
+
 REJECTIONS = 8
 """The number of rejections after which the back-off of Kubernetes' claim controller is longer than ten seconds."""
 
