@@ -151,8 +151,8 @@ def _authority(state: states.State, now: datetime, policy: RotationPolicy) -> De
 
 def _bundles(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
     # Step (b) of a rotation: add to every writable caBundle each CA whose leaves may be served. Step (e): remove a
-    # retired CA when no endpoint has served its leaves for the retention time. During that time, no retired CA is
-    # added. Otherwise, of two runs, the run that has waited less long would undo the removal by the other run.
+    # retired CA when no endpoint has served its leaves for the retention time. Until then, step (b) adds no
+    # retired CA. Otherwise, if two runs overlap, one could add again the retired CA that the other has removed.
     retired = frozenset((*state.authorities.retired, *states.unknown_cas(state)))
     needed = _unserved(state, now, policy) is not None
     unwanted = retired if not needed and _retained(state, now, policy, seen) is None else frozenset()
@@ -299,7 +299,7 @@ def _retirement(state: states.State, now: datetime, policy: RotationPolicy, seen
 
 def _unserved(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
     # A retired CA may be removed only if every endpoint serves a leaf of the current CA, and the CA Secret records the
-    # time at which this began. Return the decision that is needed first; None if both conditions are true.
+    # time at which this began. If one of both is missing, return the next step towards it; otherwise None.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not states.signed_by(leaf.certificate, current.certificate):
         return steps.Wait("the serving Secret has no leaf of the current CA yet")

@@ -187,7 +187,8 @@ class PodInformer:
         # Pods that were deleted while they ran count as vanished, even if the event of the deletion is not handled yet.
         vanished = [*lives.vanished.values(), *lives.unhandled.values()]
         # The ledger stores the longest grace period of all pods that use claims. After a gap in the watch, a missing
-        # claim stays charged for this time. So `live` includes deleted pods whose containers may still run.
+        # claim stays charged for this time. A deleted pod still uses its claims while its
+        # containers may run, so `live` includes this pod.
         live = (pod for pod in (*lives.stored.values(), *vanished) if pod.live)
         users = (pod for pod in live if isinstance(pod, ClaimUser) or pod.uses_claims)
         return ObservedPods(

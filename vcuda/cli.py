@@ -86,7 +86,9 @@ ledger_namespace_option = option(
     "--ledger-namespace", default=LEDGER_NAMESPACE, help="Namespace of the ledgers. It must contain nothing else."
 )
 node_namespace_option = option(
-    "--node-namespace", default=NODE_NAMESPACE, help='Namespace of the node agents. The entry "*" does not limit it.'
+    "--node-namespace",
+    default=NODE_NAMESPACE,
+    help='Namespace of the node agents. The quota entry "*" does not limit pods there.',
 )
 model_label_option = option("--model-label", default=MODEL_LABEL, help="Node label with the GPU model of a node.")
 pool_label_option = option("--pool-label", default=POOL_LABEL, help="Node label with the pool of a node.")

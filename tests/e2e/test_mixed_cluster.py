@@ -56,7 +56,7 @@ def is_registered(annotations: Json) -> bool:
 
 
 def decide(asked: Json) -> Json:
-    """Return the nodes that HAMi uses, as an ExtenderFilterResult of kube-scheduler's ``extender/v1``."""
+    """Return the nodes that HAMi would take for the pod, as an ExtenderFilterResult of ``extender/v1``."""
     nodes = asked["Nodes"]["items"]
     registered = [node for node in nodes if is_registered(node["metadata"].get("annotations", {}))]
     others = {node["metadata"]["name"]: "node unregistered" for node in nodes if node not in registered}

@@ -1,4 +1,5 @@
-"""Tests of pods that another webhook changes after /mutate: /validate rejects them, or charges their whole request."""
+"""Tests of pods that another webhook changes after /mutate: /validate rejects them, or charges
+all GPUs that the changed pods request."""
 
 import asyncio
 import copy

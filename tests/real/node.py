@@ -187,7 +187,7 @@ def kubelet_settings(directory: Path, runtime: str, ports: Sequence[int]) -> Jso
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        # The kubelet can only be reached by programs in the network namespace.
+        # Only programs in the node's network namespace can reach the kubelet.
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
         "address": ADDRESS,

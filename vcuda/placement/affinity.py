@@ -89,7 +89,7 @@ class Values(msgspec.Struct, gc=False):
         return number is not None and self.above < number < self.below
 
     def allow_any(self) -> bool:
-        """Return whether at least one label value, or a node without the label, meets the requirements."""
+        """Return whether a node can meet the requirements, with some value of the label or without the label."""
         if self.absent or not self.present:
             return self.absent
         if self.listed is not None:

@@ -200,7 +200,7 @@ def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterat
         yield Fault("", f"the webhook could not check whether the namespaces of the new entries exist: {error}")
         return
     for number, namespace in enumerate(name for name in added if name not in existing):
-        # Only warnings that are shown suggest a similar name, because comparing ten thousand names takes milliseconds.
+        # Only warnings that are shown suggest a similar name. For each, ten thousand names may be compared.
         near = suggestion(namespace, existing) if number < MAX_WARNINGS else ""
         yield Fault(namespace, f"namespace not found{near and '; '}{near}")
 

@@ -46,7 +46,7 @@ class Node(RuleBasedStateMachine):
         self.confirm()
 
     def confirm(self) -> None:
-        """Make LISTs return the stored pods at once, although the cache may still have an earlier state."""
+        """From now on, let LISTs return the stored pods, even if the API server's cache has an earlier state."""
         self.disk.pods.live = self.api
 
     @rule(kubelet=st.booleans())

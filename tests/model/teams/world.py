@@ -31,8 +31,8 @@ NONE = -1
 class Document(NamedTuple):
     """One version of the quota document.
 
-    ``places``: for each namespace, its ledger. ``namespaces``, ``ledgers``: for each of them, the limit of each GPU
-    model, and then the limit of all models together (``total``).
+    ``places``: for each namespace, its ledger. ``namespaces``, ``ledgers``: for each namespace, and for each
+        ledger, the limits of the GPU models in order, followed by the limit of all models together (``total``).
     """
 
     places: tuple[int, ...]
