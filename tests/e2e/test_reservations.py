@@ -70,10 +70,10 @@ def test_the_reservation_of_a_killed_replica_can_be_used_again(
     cluster: Cluster, own: Installation, leader: ControllerProcess, namespace: str
 ) -> None:
     assert reserve(cluster, own, namespace, WebhookProcess.kill) != 0
-    [holder] = own.ledger(namespace).reserved
+    [replica] = own.ledger(namespace).reserved
     crowd = Crowd(cluster, namespace, range(REPLICAS - 1))
     crowd.create_until_rejected()
-    leader.await_log(REAPED, lambda line: line["holder"] == holder and line["namespace"] == namespace)
+    leader.await_log(REAPED, lambda line: line["replica"] == replica and line["namespace"] == namespace)
     crowd.create_until_rejected()
     assert crowd.stored_cards() == CARDS
 
