@@ -184,6 +184,21 @@ def test_the_account_of_the_uninstall_exists_only_during_it_and_may_delete_polic
         assert names <= set(rule["resourceNames"])
 
 
+def test_the_documented_check_finds_each_object_of_the_uninstall() -> None:
+    hooks = [each for each in whole_chart().values() if is_of_a_hook(each)]
+    assert {each["metadata"]["labels"]["app.kubernetes.io/part-of"] for each in hooks} == {"vcuda-quota"}
+
+
+def test_a_missing_namespace_of_the_ledgers_ends_the_uninstall_before_a_cluster_wide_object_is_created() -> None:
+    """Helm deletes no earlier hook if it cannot create a hook."""
+    hooks = [each["metadata"] for each in whole_chart().values() if is_of_a_hook(each)]
+    by_ledgers: dict[bool, list[int]] = {True: [], False: []}
+    for each in hooks:
+        weight = int(each["annotations"].get("helm.sh/hook-weight", 0))
+        by_ledgers[each.get("namespace") == "vcuda-quota-ledgers"].append(weight)
+    assert max(by_ledgers[True]) < min(by_ledgers[False])
+
+
 def test_the_values_of_images_reach_every_container() -> None:
     found = [
         *whole_chart(

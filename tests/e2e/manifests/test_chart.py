@@ -195,8 +195,8 @@ def test_only_the_notes_of_an_installation_without_a_quota_name_the_example_quot
     with balancing() as balancer:
         release = Release(admin, balancer, tmp_path, "helm")
         assert EXAMPLE_QUOTA in release.install()
-        assert "Your quota stays as it is." in (told := release.upgrade())
-        assert EXAMPLE_QUOTA not in told
+        assert "ConfigMap gpuquota in namespace kube-system does not exist" in (told := release.upgrade())
+        assert ("Your quota stays as it is." in told, EXAMPLE_QUOTA in told) == (False, False)
         QuotaConfigMap(admin.rest, "kube-system", "gpuquota").limit(**{TEAM: {"quota": {"M40": 2}}})
         told = release.run(f"install again {release.chart}", "--dry-run=server", *AGAIN)
         assert ("Your quota stays as it is." in told, EXAMPLE_QUOTA in told) == (True, False)
