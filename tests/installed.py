@@ -25,6 +25,7 @@ LEASE = "/apis/coordination.k8s.io/v1/namespaces/vcuda-quota/leases/vcuda-contro
 SECRET = f"{SYSTEM}/secrets/vcuda-webhook-tls"
 CRON_JOB = "/apis/batch/v1/namespaces/vcuda-quota/cronjobs/vcuda-certs"
 NOW = datetime.now(UTC).replace(microsecond=0)
+CREATED = f"{NOW - timedelta(days=1):%FT%TZ}"
 READY = {"type": "Ready", "status": "True"}
 
 
@@ -75,8 +76,9 @@ class Installed(Cluster):
         self.store("/version", {})
         for manifest in map(with_webhooks, documents("registration.yaml")):
             self.store(path_of(manifest), manifest)
-        for name in ("webhook-rbac.yaml", "controller-rbac.yaml"):
+        for name in ("webhook-rbac.yaml", "controller-rbac.yaml", "certs-rbac.yaml"):
             for manifest in documents(name):
+                manifest["metadata"]["creationTimestamp"] = CREATED
                 self.store(path_of_rule(manifest), manifest)
         for manifest in (*documents("policies.yaml"), *documents("usage-policy.yaml")):
             self.store(path_of(manifest), manifest)
@@ -89,7 +91,7 @@ class Installed(Cluster):
             for number in range(replicas):
                 self.store_pod(name, f"{name}-{number}", pod())
         template = {"spec": {"template": {"spec": spec()}}}
-        self.store(CRON_JOB, {"spec": {"jobTemplate": template}})
+        self.store(CRON_JOB, {"metadata": {"creationTimestamp": CREATED}, "spec": {"jobTemplate": template}})
         self.renew_lease(NOW + timedelta(hours=1))
         for name, label in (
             *(("team-a", None), ("free", "false"), ("kube-system", "false")),
@@ -101,7 +103,8 @@ class Installed(Cluster):
         self.store_ledger("team-a", Ledger())
 
     def store_pod(self, name: str, pod_name: str, manifest: Json) -> None:
-        metadata = {"name": pod_name, "namespace": "vcuda-quota", "labels": {"app.kubernetes.io/name": name}}
+        labels = {"app.kubernetes.io/name": name}
+        metadata = {"name": pod_name, "namespace": "vcuda-quota", "labels": labels, "creationTimestamp": CREATED}
         self.store(f"{SYSTEM}/pods/{pod_name}", {**manifest, "metadata": metadata})
 
     def renew_lease(self, at: datetime) -> None:

@@ -11,7 +11,7 @@ def path_of_rule(manifest: Mapping[str, Any]) -> str:
     """Return the path of a ServiceAccount, a role or a binding."""
     metadata, kind = manifest["metadata"], manifest["kind"].lower()
     namespace = f"/namespaces/{metadata['namespace']}" if "namespace" in metadata else ""
-    return f"{RBAC}{namespace}/{kind}s/{metadata['name']}"
+    return f"{'/api/v1' if kind == 'serviceaccount' else RBAC}{namespace}/{kind}s/{metadata['name']}"
 
 
 def is_allowed(objects: Objects, review: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from controller import certificates, registration
 from controller.plugin.installation import (
     BROKEN,
+    CERTIFICATES,
     CONTROLLER,
     SECRET,
     WEBHOOK,
@@ -24,7 +25,7 @@ from controller.plugin.installation import (
     Replica,
 )
 from controller.plugin.nodes import connect_to_cluster
-from controller.plugin.rights import missing_rights
+from controller.plugin.rights import fault_of_account, missing_rights
 from controller.recount import labels
 from vcuda import errors
 from vcuda.kube.ledger_store import ledger_name
@@ -38,12 +39,19 @@ MAX_NAMES = 5
 """The maximum number of names that one finding lists."""
 
 MISSING_PERMISSION = "Give your account this permission"
+CORRECT_PLACE = "Set the flag --quota-configmap, or the chart's value quota.name, to the ConfigMap that has the limits"
+NO_QUOTA_READ = (
+    'Set the failurePolicy to Ignore by the command under "The bad night" in docs/troubleshooting.md, because no '
+    "replica can answer. Then apply the corrected document, and set the failurePolicy to Fail again"
+)
 REMOVE_FINALIZERS = 'the commands under "The namespace of the ledgers is being deleted" in docs/troubleshooting.md'
 REPLICAS = {WEBHOOK: 3, CONTROLLER: 2}
 """The number of replicas that the manifests set for each Deployment."""
 _REFUSED = (registration.NO_TRUST, registration.EXPIRED)
 _DAY = datetime.timedelta(days=1)
-_CALL_FAILED = "failed calling webhook"
+_MAX_FAILING = datetime.timedelta(hours=2)
+"""The time without a successful Job of the CronJob after which its Jobs count as failing. The CronJob runs hourly."""
+_CALL_FAILED, _NO_SERVICE = "failed calling webhook", f'service "{WEBHOOK}" not found'
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +118,8 @@ def _registration(seen: Installation) -> Iterator[Defect | str]:
     if wrong := [each for each in declared if each not in unread]:
         yield Defect(summarize_missing(wrong), f"{seen.apply}. Then register the webhooks: {seen.job}")
     if failure and _CALL_FAILED in str(failure):
-        yield Defect(f"the API server cannot call the webhook: {failure}", seen.describe(WEBHOOK))
+        action = seen.apply if _NO_SERVICE in str(failure) else seen.describe(WEBHOOK)
+        yield Defect(f"the API server cannot call the webhook: {failure}", action)
     elif failure:
         yield Defect(f"the API server did not answer the probe of the webhooks and policies: {failure}", "", UNKNOWN)
     yield f"{len(DECLARED)} webhook configurations, policies and bindings are as declared and in effect"
@@ -142,12 +151,17 @@ def _controller(seen: Installation) -> Iterator[Defect | str]:
 
 def _rights(seen: Installation) -> Iterator[Defect | str]:
     if fault := seen.fault_of_namespace(seen.system):
-        yield Defect(f"namespace {seen.system} {fault}, so no pod of webhook and controller can be created", seen.apply)
+        gone = f"Wait for its deletion: kubectl wait --for=delete namespace/{seen.system} --timeout=10m. Then: "
+        action = f"{gone if fault is NamespaceFault.TERMINATING else ''}{seen.apply}"
+        yield Defect(f"namespace {seen.system} {fault}, so no pod of webhook and controller can be created", action)
         return
-    for account in (WEBHOOK, CONTROLLER):
+    for account in (WEBHOOK, CONTROLLER, CERTIFICATES):
+        if text := fault_of_account(seen, account):
+            restart = f". Then restart its pods: {seen.kubectl(f'rollout restart deployment/{account}')}"
+            yield Defect(text, f"{seen.apply}{restart if account in REPLICAS else ''}")
         if lacking := [*missing_rights(seen, account)]:
             yield Defect(f"ServiceAccount {account} must be allowed to {'; '.join(lacking)}", seen.apply)
-    yield f"the accounts {WEBHOOK} and {CONTROLLER} have their key rights"
+    yield f"the accounts {WEBHOOK}, {CONTROLLER} and {CERTIFICATES} exist and have their key rights"
 
 
 def _rollout(seen: Installation, name: str, found: Collection[str | Replica]) -> Iterator[Defect]:
@@ -195,7 +209,6 @@ def _certificates(seen: Installation) -> Iterator[Defect | str]:
     issued = seen.certificates()
     if not issued:
         yield Defect(f"Secret {seen.system}/{SECRET} does not exist", f"Issue the certificate: {seen.job}")
-        return
     for key, one in issued.items():
         if one.end:
             left = one.end - now
@@ -203,25 +216,46 @@ def _certificates(seen: Installation) -> Iterator[Defect | str]:
             texts.append(f"{key} {when}, at {one.end:%FT%TZ}")
         if certificates.is_late(one, now):
             yield Defect(f"{texts[-1]}, and was not renewed in time", f"Renew it: {seen.renew}")
-    end = issued["tls.crt"].end
+    end = issued["tls.crt"].end if issued else None
     for each in seen.replicas:
         served = each.metrics.get("vcuda_serving_certificate_expiry_seconds")
         if served and end and abs(served - end.timestamp()) > 1:
             restart = f"If this lasts for minutes: {seen.kubectl(f'rollout restart deployment/{WEBHOOK}')}"
             yield Defect(f"pod {each.pod} serves another certificate than Secret {SECRET} has", restart)
+    yield from _renewal(seen)
     yield "; ".join(texts)
+
+
+def _renewal(seen: Installation) -> Iterator[Defect]:
+    # With cert-manager the same CronJob repairs the webhooks.
+    job, where = seen.cron_job, f"CronJob {seen.system}/{CERTIFICATES}"
+    if job is None:
+        yield Defect(f"{where} does not exist, so it renews no certificate and repairs no webhook", seen.apply)
+        return
+    if job["spec"].get("suspend"):
+        resume = seen.kubectl(f"""patch cronjob {CERTIFICATES} -p '{{"spec":{{"suspend":false}}}}'""")
+        yield Defect(f"{where} is suspended, so it renews no certificate and repairs no webhook", resume)
+    status = job.get("status") or {}
+    since = status.get("lastSuccessfulTime") or job["metadata"]["creationTimestamp"]
+    started = status.get("lastScheduleTime") or since
+    if datetime.datetime.fromisoformat(started) - datetime.datetime.fromisoformat(since) > _MAX_FAILING:
+        logs = seen.kubectl(f"logs -l app.kubernetes.io/name={CERTIFICATES} --tail=50")
+        yield Defect(f"no Job of {where} has succeeded since {since}", f"Read the log of its Jobs: {logs}")
 
 
 def _quota(seen: Installation) -> Iterator[Defect | str]:
     namespace, name, _ = seen.place.quota
     where = f"ConfigMap {namespace}/{name}"
+    for deployment, other in seen.other_quotas.items():
+        text = f"Deployment {deployment} uses ConfigMap {other}, and this command reads {where}"
+        yield Defect(text, CORRECT_PLACE)
     if seen.quota_map is None:
-        yield f"{where} does not exist, so no namespace is limited"
+        yield _missing_quota(where, sorted(seen.ledgers()[0]))
         return
     try:
         config = seen.config
     except errors.QuotaFault as fault:
-        yield Defect(f"{where} is malformed, and the last good quota is in force: {fault}", "Correct the document")
+        yield _malformed_quota(where, fault, seen.replicas)
         return
     metadata = seen.quota_map["metadata"]
     if (metadata.get("labels") or {}).get("quota.vcuda.io/config") != "true":
@@ -236,6 +270,22 @@ def _quota(seen: Installation) -> Iterator[Defect | str]:
     yield f"{where} is in force, last changed at {seen.quota_changed()} ({version}). It limits {limited}"
 
 
+def _missing_quota(where: str, ledgers: Collection[str]) -> Defect | str:
+    text = f"{where} does not exist, so no namespace is limited"
+    if not ledgers:
+        return text
+    had = f"these namespaces had limits: {listed(ledgers, MAX_NAMES)}"
+    return Defect(f"{text}, although {had}", f"Create it again. Or: {CORRECT_PLACE}")
+
+
+def _malformed_quota(where: str, fault: errors.QuotaFault, replicas: Collection[Replica]) -> Defect:
+    if any(not each.fault for each in replicas):
+        return Defect(f"{where} is malformed, and the last good quota is in force: {fault}", "Correct the document")
+    if any(each.forbidden for each in replicas):
+        return Defect(f"{where} is malformed: {fault}", "Correct the document")
+    return Defect(f"{where} is malformed, and no ready replica has an earlier quota: {fault}", NO_QUOTA_READ)
+
+
 def _namespaces(seen: Installation) -> Iterator[Defect | str]:
     exempt, taking, unlabelled = list[str](), list[str](), list[str]()
     for name, label in seen.namespaces.items():
@@ -245,7 +295,8 @@ def _namespaces(seen: Installation) -> Iterator[Defect | str]:
         else:
             unlabelled += [name] * (label != labels.EXEMPT)
     logs = seen.kubectl(f"logs -l app.kubernetes.io/name={CONTROLLER}")
-    action = f"Wait some seconds for the controller to correct the label. If this lasts, read its log: {logs}"
+    wait = f"Wait some seconds for the controller to correct the label. If this lasts, read its log: {logs}"
+    action = CORRECT_PLACE if seen.other_quotas else wait
     for names, text in (
         (exempt, "are limited, but their label exempts them from the quota"),
         (taking, "are limited, but the quota is not in effect there yet"),

@@ -155,6 +155,26 @@ class Installation:
         """Return a Deployment; None if it does not exist."""
         return self._get(f"/apis/apps/v1/namespaces/{segment(self.system)}/deployments/{segment(name)}")
 
+    def account(self, name: str) -> Json | None:
+        """Return a ServiceAccount; None if it does not exist."""
+        return self._get(f"/api/v1/namespaces/{segment(self.system)}/serviceaccounts/{segment(name)}")
+
+    @functools.cached_property
+    def other_quotas(self) -> Mapping[str, str]:
+        """The quota ConfigMaps, as NAMESPACE/NAME, of the Deployments that use another one than `place`."""
+        found = dict[str, str]()
+        for name in (WEBHOOK, CONTROLLER):
+            if deployment := self.deployment(name):
+                arguments = deployment["spec"]["template"]["spec"]["containers"][0].get("args") or ()
+                pairs = (each.partition("=") for each in arguments)
+                found.update((name, value) for flag, _, value in pairs if flag == "--quota-configmap")
+        return {name: other for name, other in found.items() if other != "/".join(self.place.quota[:2])}
+
+    @functools.cached_property
+    def cron_job(self) -> Json | None:
+        """The CronJob that renews the certificates and repairs the webhooks; None if it does not exist."""
+        return self._get(f"/apis/batch/v1/namespaces/{segment(self.system)}/cronjobs/{CERTIFICATES}")
+
     @functools.lru_cache(maxsize=8)  # noqa: B019  # a process has one installation
     def pods(self, name: str) -> Mapping[str, Json]:
         """Return the pods of a Deployment that are not being deleted and have not ended, by name."""
@@ -189,12 +209,12 @@ class Installation:
         return {f"pod {name}": pod["spec"]["containers"][0]["image"] for name, pod in pods.items()}
 
     def template_images(self) -> Mapping[str, str]:
-        system, found = segment(self.system), dict[str, str]()
+        found = dict[str, str]()
         for name in (WEBHOOK, CONTROLLER):
             if deployment := self.deployment(name):
                 found[f"Deployment {name}"] = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
-        if job := self._get(f"/apis/batch/v1/namespaces/{system}/cronjobs/{CERTIFICATES}"):
-            template = job["spec"]["jobTemplate"]["spec"]["template"]
+        if self.cron_job:
+            template = self.cron_job["spec"]["jobTemplate"]["spec"]["template"]
             found[f"CronJob {CERTIFICATES}"] = template["spec"]["containers"][0]["image"]
         return found
 

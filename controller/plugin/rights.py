@@ -1,15 +1,38 @@
-"""Checks for ``kubectl gpuquota doctor`` that the accounts of webhook and controller have their key rights.
+"""Checks for ``kubectl gpuquota doctor`` that the ServiceAccounts exist and have their key rights.
 
 RBAC grants a role as a whole. So a few rights of each role show whether the role and its binding exist.
 """
 
+import datetime
 from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from controller.plugin.installation import CONTROLLER, WEBHOOK, Installation, Place
+from controller.plugin.installation import CERTIFICATES, CONTROLLER, SECRET, WEBHOOK, Installation, Place
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+_TOKEN_LIFE = datetime.timedelta(hours=1)
+"""The time within which kubelet replaces the token of a running pod."""
+
+
+def fault_of_account(seen: Installation, account: str) -> str:
+    """Return why the API server rejects the account's pods with status 401; empty if it accepts them.
+
+    A SubjectAccessReview does not show this fault, because it does not need the account.
+    """
+    found = seen.account(account)
+    if found is None:
+        return (
+            f"ServiceAccount {account} does not exist, so the API server rejects every request of its pods (HTTP 401)"
+        )
+    created = datetime.datetime.fromisoformat(found["metadata"]["creationTimestamp"])
+    # The pods of a Job need no check, because the Job replaces a failed pod.
+    if account == CERTIFICATES or datetime.datetime.now(datetime.UTC) - created > _TOKEN_LIFE:
+        return ""
+    pods = (each["metadata"]["creationTimestamp"] for each in seen.pods(account).values())
+    if any(datetime.datetime.fromisoformat(each) < created for each in pods):
+        return f"ServiceAccount {account} was created again, so tokens of older pods are invalid"
+    return ""
 
 
 def missing_rights(seen: Installation, account: str) -> Iterator[str]:
@@ -42,6 +65,10 @@ def _key_rights(place: Place) -> Mapping[str, tuple[tuple[str, str, str, tuple[s
             (place.system_namespace, "coordination.k8s.io", "leases", ("update",), CONTROLLER),
             ("", "", "pods", ("list",), ""),
             ("", "", "namespaces", ("patch",), ""),
+        ),
+        CERTIFICATES: (
+            (place.system_namespace, "", "secrets", ("get",), SECRET),
+            ("", "admissionregistration.k8s.io", "validatingwebhookconfigurations", ("list",), ""),
         ),
     }
 

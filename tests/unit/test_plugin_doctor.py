@@ -97,6 +97,17 @@ def waiting(reason: str, message: str) -> Json:
     return pod(phase="Pending", podIP=None, conditions=[], containerStatuses=states)
 
 
+def account(api: Installed, name: str) -> Json:
+    """Return the metadata of a ServiceAccount."""
+    metadata: Json = api.objects[f"{SYSTEM}/serviceaccounts/{name}"]["metadata"]
+    return metadata
+
+
+def reads_quota(api: Installed, place: str) -> None:
+    [container] = api.objects[f"{DEPLOYMENTS}/vcuda-webhook"]["spec"]["template"]["spec"]["containers"]
+    container["args"] = ["vcuda-webhook", "serve", f"--quota-configmap={place}"]
+
+
 LOST = Ledger(reserved={"lost": Reservation({}, 7)})
 BAD_IMAGE = waiting("ImagePullBackOff", "no such image")
 CALL_FAILED = Unavailable('failed calling webhook "config.quota.vcuda.io": connection refused')
@@ -185,7 +196,33 @@ CALL_FAILED = Unavailable('failed calling webhook "config.quota.vcuda.io": conne
     ),
     system_terminating=(
         lambda api: api.label("vcuda-quota", "false", deletionTimestamp="2026-11-20T10:00:00Z"),
-        *("rights", "namespace vcuda-quota is being deleted", "helm upgrade"),
+        *("rights", "namespace vcuda-quota is being deleted", "kubectl wait --for=delete namespace/vcuda-quota "),
+    ),
+    service_missing=(
+        lambda api: setattr(api, "probe", Unavailable(f'{CALL_FAILED}: service "vcuda-webhook" not found')),
+        *("registration", "cannot call the webhook", "Apply the manifests of this release again"),
+    ),
+    no_account=(
+        removed(f"{SYSTEM}/serviceaccounts/vcuda-webhook"),
+        *("rights", "ServiceAccount vcuda-webhook does not exist, so the API server rejects every request"),
+        "helm upgrade. Then restart its pods: kubectl -n vcuda-quota rollout restart deployment/vcuda-webhook",
+    ),
+    old_tokens=(
+        lambda api: account(api, "vcuda-controller").update(creationTimestamp=f"{NOW:%FT%TZ}"),
+        *("rights", "vcuda-controller was created again, so tokens of older pods are invalid"),
+        "rollout restart deployment/vcuda-controller",
+    ),
+    no_certs_account=(
+        removed(f"{SYSTEM}/serviceaccounts/vcuda-certs"),
+        *("rights", "ServiceAccount vcuda-certs does not exist", "helm upgrade"),
+    ),
+    no_certs_role=(
+        removed(f"{RBAC}/namespaces/vcuda-quota/roles/vcuda-certs"),
+        *("rights", "vcuda-certs must be allowed to get secrets in namespace vcuda-quota", "helm upgrade"),
+    ),
+    no_certs_cluster_role=(
+        removed(f"{RBAC}/clusterroles/vcuda-certs"),
+        *("rights", "vcuda-certs must be allowed to list validatingwebhookconfigurations", "helm upgrade"),
     ),
     ledgers_terminating=(
         lambda api: api.label("vcuda-quota-ledgers", "false", deletionTimestamp="2026-11-20T10:00:00Z"),
@@ -212,11 +249,29 @@ CALL_FAILED = Unavailable('failed calling webhook "config.quota.vcuda.io": conne
     ),
     late=(lambda api: api.issue(NOW - timedelta(days=70)), "certificates", "was not renewed in time", JOB),
     no_certificate=(removed(SECRET), "certificates", "Secret vcuda-quota/vcuda-webhook-tls does not exist", JOB),
+    no_cron_job=(removed(CRON_JOB), "certificates", "CronJob vcuda-quota/vcuda-certs does not exist", "helm upgrade"),
+    suspended_cron_job=(
+        lambda api: api.objects[CRON_JOB]["spec"].update(suspend=True),
+        *("certificates", "vcuda-certs is suspended", """patch cronjob vcuda-certs -p '{"spec":{"suspend":false}}'"""),
+    ),
+    failed_jobs=(
+        lambda api: api.objects[CRON_JOB].update(status={"lastScheduleTime": f"{NOW:%FT%TZ}"}),
+        *("certificates", "no Job of CronJob vcuda-quota/vcuda-certs has succeeded since ", "logs -l"),
+    ),
     other_certificate=(
         lambda api: api.serve(1, vcuda_serving_certificate_expiry_seconds=5),
         *("certificates", "pod vcuda-webhook-1 serves another certificate", "rollout restart"),
     ),
     malformed=(lambda api: api.quota("{team-a: 8}"), "quota", "is malformed, and the last good", "Correct"),
+    no_quota=(
+        lambda api: (api.remove(QUOTA), api.label("team-a", "false")),
+        *("quota", "no namespace is limited, although these namespaces had limits: team-a", "Create it again. Or: Set"),
+    ),
+    other_quota=(
+        lambda api: reads_quota(api, "kube-system/other"),
+        *("quota", "vcuda-webhook uses ConfigMap kube-system/other, and this command reads ConfigMap kube-system/gpu"),
+        "chart's value quota.name",
+    ),
     unlabelled_quota=(
         lambda api: api.quota("team-a: {quota: {A100: 1}}", labels={}),
         *("quota", "edits are not checked", "kubectl -n kube-system label configmap gpuquota"),
@@ -267,18 +322,19 @@ def test_a_fault_has_one_line_that_says_what_to_do(
 
 
 @cases(
-    "rejected, check",
+    "rejected, checks",
     policies=("/validatingadmissionpolicies/", "registration"),
     pods_proxy=("/proxy/", "webhook"),
     lease=("/leases/", "controller"),
     rights=("/subjectaccessreviews", "rights"),
-    images=("/cronjobs/", "versions"),
+    accounts=("/serviceaccounts/", "rights"),
+    images=("/cronjobs/", "versions certificates"),
     secret=("/secrets/", "certificates"),
 )
-def test_what_cannot_be_read_is_unknown_and_no_guess_is_shown(api: Installed, rejected: str, check: str) -> None:
+def test_what_cannot_be_read_is_unknown_and_no_guess_is_shown(api: Installed, rejected: str, checks: str) -> None:
     api.rejected[rejected] = Forbidden(403, "is forbidden: no permission")
     found = [each for each in findings(1) if each["state"] != "ok"]
-    assert {(each["check"], each["state"]) for each in found} == {(check, "unknown")}
+    assert {(each["check"], each["state"]) for each in found} == {(check, "unknown") for check in checks.split()}
     assert all("no permission" in each["text"] and "this permission" in each["action"] for each in found)
 
 
@@ -313,8 +369,46 @@ def test_a_cluster_that_does_not_answer_ends_the_command(api: Installed) -> None
     assert (told.exit_code, told.stdout, "connection refused" in told.stderr) == (1, "", True)
 
 
-def test_without_a_quota_no_namespace_is_limited_and_nothing_is_wrong(api: Installed) -> None:
+@cases(
+    "answer, text, action",
+    nobody_ready=(
+        Unavailable("not read"),
+        "no ready replica has an earlier quota",
+        "set the failurePolicy to Fail again",
+    ),
+    forbidden=(
+        Forbidden(403, "no permission"),
+        "ConfigMap kube-system/gpuquota is malformed: ",
+        "Correct the document",
+    ),
+)
+def test_the_last_good_quota_is_claimed_only_if_a_replica_is_ready(
+    api: Installed, answer: VcudaError, text: str, action: str
+) -> None:
+    api.quota("{team-a: 8}")
+    api.pages |= {f"{number}/readyz": answer for number in range(2)}
+    [found] = [each for each in findings(1) if each["check"] == "quota"]
+    assert (text in found["text"], action in found["action"], "last good" in found["text"]) == (True, True, False)
+    api.pages["1/readyz"] = b"ok"
+    [found] = [each for each in findings(1) if each["check"] == "quota"]
+    assert "last good quota is in force" in found["text"]
+
+
+def test_a_label_that_is_wrong_because_of_another_quota_is_not_just_waited_for(api: Installed) -> None:
+    reads_quota(api, "kube-system/other")
+    api.label("team-a", "false")
+    [found] = [each for each in findings(1) if each["check"] == "namespaces"]
+    assert ("exempts them" in found["text"], "value quota.name" in found["action"]) == (True, True)
+
+
+def test_tokens_of_an_account_from_an_hour_ago_have_been_replaced(api: Installed) -> None:
+    account(api, "vcuda-webhook")["creationTimestamp"] = f"{NOW - timedelta(hours=2):%FT%TZ}"
+    findings(0)
+
+
+def test_without_a_quota_and_ledgers_no_namespace_is_limited_and_nothing_is_wrong(api: Installed) -> None:
     api.remove(QUOTA)
+    api.remove(f"{LEDGERS}/gpu-ledger-team-a")
     api.label("team-a", "false")
     [found] = [each for each in findings(0) if each["check"] == "quota"]
     assert "no namespace is limited" in found["text"]

@@ -58,7 +58,7 @@ def undecided() -> list[Told]:
     busy = [Answering(namespace_ledger.TOO_MANY), Answering(namespace_ledger.UNSURE)]
     unread = (
         "Wait, if the webhook has just started. Otherwise see the webhook's log: the webhook cannot"
-        " read the quota ConfigMap or the nodes."
+        " read the quota ConfigMap or the nodes, or the quota is malformed."
     )
     elsewhere = "You need not do anything, because the API server calls another replica."
     behind = "Wait until the webhook has read the last edit of the quota. If this lasts, see the webhook's log."

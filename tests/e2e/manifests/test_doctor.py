@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -166,6 +167,24 @@ def test_missing_rights_are_found_until_the_manifests_are_applied_again(admin: C
     [finding] = doctor(admin)[1]["rights"]
     lacking = "get, create, update configmaps in namespace vcuda-quota-ledgers; list nodes; list pods"
     assert finding["text"] == f"ServiceAccount vcuda-webhook must be allowed to {lacking}"
+    apply(admin, system.kustomization, "--server-side", "--force-conflicts")
+    await_healthy(admin)
+
+
+def test_a_cron_job_of_certificates_that_cannot_run_is_found_and_the_command_resumes_it(
+    admin: Cluster, clinic: Clinic
+) -> None:
+    system, _, _ = clinic
+    suspend = '{"spec":{"suspend":true}}'
+    admin.kubectl("-n", SYSTEM_NAMESPACE, "patch", "cronjob", "vcuda-certs", "-p", suspend)
+    [finding] = doctor(admin)[1]["certificates"]
+    assert "CronJob vcuda-quota/vcuda-certs is suspended" in finding["text"]
+    admin.kubectl(*shlex.split(finding["action"])[1:])
+    await_healthy(admin)
+    admin.kubectl("-n", SYSTEM_NAMESPACE, "delete", "cronjob,serviceaccount", "vcuda-certs")
+    _, found = doctor(admin)
+    assert {*found} == {"certificates", "rights"}, found
+    assert "ServiceAccount vcuda-certs does not exist" in found["rights"][0]["text"]
     apply(admin, system.kustomization, "--server-side", "--force-conflicts")
     await_healthy(admin)
 
