@@ -6,6 +6,7 @@
 import functools
 import math
 import time
+from collections.abc import Callable
 from http import HTTPStatus
 
 import msgspec
@@ -54,6 +55,7 @@ MAX_NAME_LENGTH = 253
 """The maximum length of a name in a log line. The API server has not validated an object's name before /mutate."""
 
 NOT_READ = "this replica has not read the quota and the nodes yet"
+MALFORMED = "this replica has not read a quota, because the quota ConfigMap is malformed"
 
 
 class NotReady(errors.Unavailable):
@@ -89,6 +91,8 @@ class Service(msgspec.Struct, frozen=True):
     callers_known: bool = False
     """True if only the API server can send reviews."""
     pods: first_limits.Pods | None = None
+    quota_valid: Callable[[], bool] = lambda: True
+    """Returns False if the stored quota document is malformed."""
     choices: RecentChoices = msgspec.field(default_factory=RecentChoices)
     skipped: SkippedMutate = msgspec.field(default_factory=SkippedMutate)
     large_reviews: ReviewThread = msgspec.field(default_factory=lambda: ReviewThread("large-review", PLACES))
@@ -97,6 +101,11 @@ class Service(msgspec.Struct, frozen=True):
     @property
     def ready(self) -> bool:
         return not self.gate.leaving and self.policy() is not None
+
+    @property
+    def why_unread(self) -> str:
+        """Why there is no policy, for a replica that has none."""
+        return NOT_READ if self.quota_valid() else MALFORMED
 
     def thread_for(self, path: str, size: int) -> ReviewThread | None:
         """Return the thread that decides a review of ``size`` bytes; None if the event loop decides the review."""
@@ -185,7 +194,7 @@ class Service(msgspec.Struct, frozen=True):
             pod = None if request.kind.group == GROUP else pod_review.gpu_pod_of(request, None)
             if isinstance(pod, Simple):
                 return answers.written(pod)
-            raise NotReady(NOT_READ)
+            raise NotReady(self.why_unread)
         return await answers.answer(path, Creation(request, policy, ledgers, self.choices, deadline, self.skipped))
 
     def _log(self, path: str, request: AdmissionRequest, response: AdmissionResponse, seconds: float) -> None:

@@ -132,7 +132,7 @@ def test_a_webhook_started_with_a_malformed_quota_waits_and_admits_pods_without_
         rejected = cluster.try_create(card_pod("train", namespace))
         assert rejected.status == HTTPStatus.INTERNAL_SERVER_ERROR
         assert 'failed calling webhook "validate.quota.vcuda.io"' in rejected.message
-        unread = "this replica has not read the quota and the nodes yet"
+        unread = "this replica has not read a quota, because the quota ConfigMap is malformed"
         own.replica.await_log("not answered", lambda line: line["reason"] == unread)
         own.quota.limit_anew(**{namespace: {"quota": {"M40": 1}}})
         await_ready(own)

@@ -36,6 +36,7 @@ from webhook.ledger.ledgers import MemoryLedgers
 from webhook.ledger.namespace_ledger import TOO_MANY, UNSURE
 from webhook.metrics import Metrics
 from webhook.review.context import PolicySnapshot
+from webhook.server.app import make_pages
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0)}, pools=("public",))
 HELD = held_to("M40", "public")
@@ -268,6 +269,15 @@ def test_before_the_quota_is_read_only_pods_without_gpus_are_admitted(path: str)
     with pytest.raises(NotReady):
         answer(webhook, path, body(vcuda_pod()))
     assert b'"allowed":true' in answer(webhook, path, body(pod(container())))
+
+
+def test_a_replica_without_a_policy_says_that_the_quota_is_malformed() -> None:
+    log = structlog.get_logger()
+    webhook = Service(lambda: None, MemoryLedgers(), Metrics(), Gate(), log, quota_valid=lambda: False)
+    with pytest.raises(NotReady, match="the quota ConfigMap is malformed"):
+        answer(webhook, "/validate", body(vcuda_pod()))
+    ready = make_pages(webhook).test_client().get("/readyz")
+    assert (ready.status_code, "the quota ConfigMap is malformed" in ready.text) == (503, True)
 
 
 @pytest.mark.parametrize("path", [*BOTH, "/quota"])

@@ -58,8 +58,9 @@ def undecided() -> list[Told]:
     busy = [Answering(namespace_ledger.TOO_MANY), Answering(namespace_ledger.UNSURE)]
     unread = (
         "Wait, if the webhook has just started. Otherwise see the webhook's log: the webhook cannot"
-        " read the quota ConfigMap or the nodes, or the quota is malformed."
+        " read the quota ConfigMap or the nodes."
     )
+    malformed = "An operator must act: see [the quota is malformed](troubleshooting.md#the-quota-is-malformed)."
     elsewhere = "You need not do anything, because the API server calls another replica."
     behind = "Wait until the webhook has read the last edit of the quota. If this lasts, see the webhook's log."
     stopping = Gate()
@@ -97,6 +98,7 @@ def undecided() -> list[Told]:
             "Make the object smaller. For a pod, `kubectl get pod -o json | wc -c` shows about its size.",
         ),
         Told(_not_ready(Gate()), unread),
+        Told(_not_ready(Gate(), valid=False), malformed),
         Told("the cluster's devices have not been read yet, so claims cannot be charged", unread),
         Told("the ledger was counted by a newer quota ConfigMap than this replica has read", behind),
         Told('failed calling webhook "validate.quota.vcuda.io": … (the API server\'s own sentence)', down),
@@ -132,14 +134,15 @@ def _overdue() -> Iterator[tuple[str, str]]:
             yield str(error), then
 
 
-def _service(gate: Gate) -> Service:
-    return Service(lambda: None, MemoryLedgers(), Metrics(), gate, structlog.get_logger())
+def _service(gate: Gate, *, valid: bool = True) -> Service:
+    log = structlog.get_logger()
+    return Service(lambda: None, MemoryLedgers(), Metrics(), gate, log, quota_valid=lambda: valid)
 
 
-def _not_ready(gate: Gate) -> str:
+def _not_ready(gate: Gate, *, valid: bool = True) -> str:
     body = msgspec.json.encode(AdmissionReview(API_VERSION, KIND, review(pod(container()))))
     try:
-        asyncio.run(_service(gate).answer("/validate", body, ReviewDeadline.after(5)))
+        asyncio.run(_service(gate, valid=valid).answer("/validate", body, ReviewDeadline.after(5)))
     except NotReady as error:
         return str(error)
     raise AssertionError("the webhook must not decide about a pod without a quota")

@@ -210,7 +210,7 @@ def make_pages(service: admission.Service) -> flask.Flask:
     def readiness() -> flask.Response:
         if service.ready:
             return _text("ok")
-        reason = "this replica is stopping" if service.gate.leaving else admission.NOT_READ
+        reason = "this replica is stopping" if service.gate.leaving else service.why_unread
         return _text(reason, HTTPStatus.SERVICE_UNAVAILABLE)
 
     def failed(error: Exception) -> flask.Response:

@@ -123,6 +123,7 @@ def cluster_service(
         *(policy.current, charged, metrics, admission.Gate(), structlog.get_logger(), place, names),
         callers_known,
         functools.partial(k8s.living_pods, kube),
+        quota.is_valid,
     )
 
 
