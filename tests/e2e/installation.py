@@ -280,7 +280,7 @@ USAGE = "gpu-quota-usage"
 STORABLE = 3
 """The flag --storable-seconds in these tests: an admitted pod is stored within this many seconds, or never."""
 
-PROMPTLY = 2.0
+PROMPTLY = 5.0
 """Maximum seconds from the end of a pod or claim until its charge is released, and a waiting claim is admitted."""
 
 
