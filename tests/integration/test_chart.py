@@ -342,3 +342,8 @@ def test_the_values_of_the_page_reach_its_objects() -> None:
     [container] = pod_spec(one(found, "Deployment", "vcuda-controller"))["containers"]
     links = ["--ui-docs-url=https://docs.example.com/gpu?a=b", "--ui-grafana-url=https://grafana.example.com"]
     assert container["args"][-2:] == links
+
+
+def test_an_upgrade_is_rendered_without_a_cluster() -> None:
+    done = helm("template", "vcuda-quota", CHART, "--namespace=kube-system", "--is-upgrade", "--set=quota.name=other")
+    assert done.returncode == 0, done.stderr
