@@ -62,6 +62,7 @@ def create_all(tenant: Cluster, manifests: list[Json]) -> None:
             answer.ok()
 
 
+@pytest.mark.timeout(300)
 def test_hundreds_of_large_pods_without_gpus_keep_a_replica_within_its_memory_at_the_first_gpu_pod(
     cluster: Cluster, installation: Installation
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.cluster import Cluster, Json, administering
 from tests.e2e.installation import tenant_of
 from tests.e2e.manifests.audit import AuditLog
+from tests.e2e.manifests.operations import REGISTERED
 from tests.e2e.manifests.policies import ordinary
 from tests.e2e.manifests.system import apply
 from tests.processes import eventually
@@ -74,6 +75,8 @@ def policies(admin: Cluster) -> None:
     The API server reads all stored policies together, about once a second. So a policy that is stored after all others
     shows when they are in effect.
     """
+    # An apply would keep the webhooks of an earlier test, which no server answers any more.
+    admin.kubectl("delete", REGISTERED, "-l", "app.kubernetes.io/part-of=vcuda-quota")
     apply(admin, BASE, "--server-side", "--force-conflicts")
     with admin.fresh_namespace() as namespace:
         last = rejecting_config_maps(namespace)
