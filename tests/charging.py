@@ -13,6 +13,8 @@ Amounts = tuple[int, int, int]
 """A charge: cores (a card has 100), MiB of memory, and the memory that is known only in hundredths of a card's."""
 
 NOTHING: Amounts = (0, 0, 0)
+WHOLE: Amounts = (100, 0, 100)
+"""The charge of a whole card."""
 SUFFIXES: Mapping[str, int | Fraction] = {
     "m": Fraction(1, 1000),
     "k": 1000,
@@ -42,32 +44,44 @@ UNKNOWN = ("amd.com/gpu", "nvidia.com/gpu.shared", "deviceclass.resource.kuberne
 """Resources that may be GPUs, but whose charge is not configured. The webhook must reject pods with them."""
 
 
-def asked_by(pod: Mapping[str, Any], device: int = 100) -> Amounts:
-    """Return the charge of a pod. ``device``: the charge for one ``nvidia.com/gpu``, in hundredths of a card."""
-    ways = [*OWN, *COUNTED, *UNITS]
-    return plus(*(_effective(pod["spec"], way, device) for way in ways))
+def asked_by(pod: Mapping[str, Any], device: int = 100, *, has_mig: bool = True) -> Amounts:
+    """Return the charge of a pod on a GPU model.
+
+    ``device``: the charge for one ``nvidia.com/gpu``, in hundredths of a card.
+    ``has_mig``: False if cards of the model have no MIG. A MIG device is then charged as a whole card.
+    """
+    units = UNITS if has_mig else {name: WHOLE if "/mig-" in name else worth for name, worth in UNITS.items()}
+    return plus(*(_effective(pod["spec"], way, device, units) for way in (*OWN, *COUNTED, *units)))
 
 
-def _effective(spec: Mapping[str, Any], way: str, device: int) -> Amounts:
-    together = plus(*(_container(each, way, device) for each in spec.get("containers") or []))
+def _containers(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
+
+
+def _amounts(container: Mapping[str, Any]) -> Mapping[str, Any]:
+    resources = container.get("resources") or {}
+    return {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+
+
+def _effective(spec: Mapping[str, Any], way: str, device: int, units: Mapping[str, Amounts]) -> Amounts:
+    together = plus(*(_container(each, way, device, units) for each in spec.get("containers") or []))
     beside, largest = NOTHING, NOTHING
     for each in spec.get("initContainers") or []:
-        takes = plus(beside, _container(each, way, device))
+        takes = plus(beside, _container(each, way, device, units))
         if each.get("restartPolicy") == "Always":
             beside = takes
         largest = most(largest, takes)
     return most(plus(together, beside), largest)
 
 
-def _container(container: Mapping[str, Any], way: str, device: int) -> Amounts:
-    resources = container.get("resources") or {}
-    amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+def _container(container: Mapping[str, Any], way: str, device: int, units: Mapping[str, Amounts]) -> Amounts:
+    amounts = _amounts(container)
 
     def ask(name: str) -> int:
         return whole(amounts.get(name if "/" in name else f"nvidia.com/{name}", 0))
 
-    if way in UNITS:
-        worth = UNITS[way]
+    if way in units:
+        worth = units[way]
         count = ask(way) if worth != NOTHING else 0
         return count * worth[0], count * worth[1], count * worth[2]
     if way in OWN:
@@ -87,12 +101,10 @@ def _container(container: Mapping[str, Any], way: str, device: int) -> Amounts:
 def gives_more(pod: Mapping[str, Any]) -> bool:
     """Return True if a pod may use more of a GPU than `asked_by` charges. The webhook must reject such a pod."""
     spec = pod["spec"]
-    containers = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
     if spec.get("resourceClaims") or (spec.get("runtimeClassName") == "nvidia" and asked_by(pod) == NOTHING):
         return True
-    for each in containers:
-        resources = each.get("resources") or {}
-        amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+    for each in _containers(spec):
+        amounts = _amounts(each)
         if any(str(amounts.get(name) or 0) != "0" for name in UNKNOWN):
             return True
         if (each.get("securityContext") or {}).get("privileged"):

@@ -40,7 +40,7 @@ SOUND += [{"tencent.com/vcuda-core": "20", "tencent.com/vcuda-memory": "1"}, {"n
 SOUND += [{"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "50"}]
 MODELS = ["M40", "P100", "A100", "V100"]
 DEVICE = 25
-WITH_ROWS = GpuResources(models=CardModels({"P100": ProductRow(("v1??",), DEVICE)}))
+WITH_ROWS = GpuResources(models=CardModels({"P100": ProductRow(("v1??",), cores=DEVICE)}))
 """A row in `gpu_models` that makes V100 a model P100, of which one device is a quarter of a card."""
 FORGED = ["quota.vcuda.io/model", "nvidia.com/use-gputype", "tencent.com/vcuda-core-limit", *strategies.ALLOCATIONS]
 OPEN = [{}, {"matchExpressions": []}, term(requirement("zone", "Exists")), term(requirement(MODEL, "NotIn", "V100"))]
@@ -189,7 +189,7 @@ def check(webhook: Webhook, quota: NamespaceQuota, stored: Manifest) -> str:
         return "not asking"
     with_rows = webhook.policy.resources is WITH_ROWS
     [(model, charge)] = charged.items()
-    asked = asked_by(stored, DEVICE if with_rows and model == "P100" else 100)
+    asked = asked_by(stored, DEVICE if with_rows and model == "P100" else 100, has_mig=model != "P100")
     assert (charge.cores, charge.memory, charge.card_memory) == asked
     for name, labels in EVERY_NODE:
         if may_run_on(stored, name, labels):
