@@ -58,6 +58,8 @@ def test_no_create_fails_during_the_life_of_a_release_and_its_uninstall_leaves_n
         with release.system.serving(2), release.system.controller(storable_seconds="2") as controller:
             controller.await_synced()
             limit(admin)
+            # Enough for all creates. A pod that is pinned to a model whose quota was just used up would be rejected.
+            QuotaConfigMap(admin.rest, "kube-system", "gpuquota").write(f"{TEAM}: {{quota: {{M40: 100}}}}").ok()
             bundles = bundles_of(admin)
             assert all(bundles)
             with creating(admin, TEAM, share, PACE) as creates:
