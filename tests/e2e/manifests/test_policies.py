@@ -46,6 +46,9 @@ def account(admin: Cluster, team: str) -> Iterator[Accounts]:
             about = {"apiVersion": f"{RBAC}/v1", "metadata": {"name": own_name}}
             role = own_name if rules else name
             admin.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": team, "name": "own"}})
+            token = admin.service_account_token(team, "own")
+            client = teardown.enter_context(closing(Cluster(admin.control_plane, token)))
+            before = rights_of(client, team)
             if rules:
                 split = [{"apiGroups": [""], "verbs": v.split(), "resources": r.split()} for v, r in rules]
                 admin.create({**about, "kind": "ClusterRole", "rules": split})
@@ -54,10 +57,19 @@ def account(admin: Cluster, team: str) -> Iterator[Accounts]:
             reference = {"apiGroup": RBAC, "kind": "ClusterRole", "name": role}
             admin.create({**about, "kind": "ClusterRoleBinding", "roleRef": reference, "subjects": subjects})
             teardown.callback(admin.delete, f"/apis/{RBAC}/v1/clusterrolebindings/{own_name}")
-            token = admin.service_account_token(team, "own")
-            return teardown.enter_context(closing(Cluster(admin.control_plane, token)))
+            eventually(lambda: rights_of(client, team) != before)  # the API server's authorizer has read the binding
+            return client
 
         yield make
+
+
+def rights_of(account: Cluster, namespace: str) -> object:
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": namespace},
+    }
+    return account.create(review)["status"]["resourceRules"]
 
 
 # Allocations
