@@ -1,4 +1,4 @@
-"""What end-to-end tests do in a cluster: create objects, await states, and act as the kubelet.
+"""Lets end-to-end tests create objects in a cluster, await states, and act as the kubelet.
 
 A webhook configuration takes effect up to some seconds after it is stored, and the API server does not report when. So
 each configuration gets one more webhook, the sentinel, which has no server. The API server calls the sentinel for

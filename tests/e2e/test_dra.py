@@ -4,7 +4,7 @@ The allocated devices are charged, and never exceed the quota.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -85,12 +85,24 @@ def given(found: list[Json]) -> dict[str, int]:
     return dict(Counter(node.partition("-")[0].upper() for node in nodes))
 
 
+def create_until(cluster: Cluster, team: str, users: int, wanted: Callable[[list[Json]], bool]) -> None:
+    """Let the users create their objects at the same time, and wait until ``wanted`` is true for the team's claims."""
+    extended = has_extended_resources(cluster)
+
+    def create(number: int) -> None:
+        for manifest in asking(number, team, extended=extended):
+            cluster.try_create(manifest)
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        threads.map(create, range(users))
+        cluster.await_collection(claims_path(team), wanted)
+
+
 def test_claims_and_pods_that_race_never_get_more_devices_than_the_quota(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
     """200 users create objects through three webhook replicas. A watch checks each state of the claims."""
     cluster.create(template(team, "gpu"))
-    extended = has_extended_resources(cluster)
     most: Counter[str] = Counter()
 
     def all_given(found: list[Json]) -> bool:
@@ -98,13 +110,7 @@ def test_claims_and_pods_that_race_never_get_more_devices_than_the_quota(
             most[model] = max(most[model], number)
         return given(found) == QUOTA
 
-    def create(number: int) -> None:
-        for manifest in asking(number, team, extended=extended):
-            cluster.try_create(manifest)
-
-    with ThreadPoolExecutor(THREADS) as threads:
-        threads.map(create, range(200))
-        cluster.await_collection(claims_path(team), all_given)
+    create_until(cluster, team, 200, all_given)
     assert most == QUOTA
     await_committed(installation, team, **{model: 100 * cards for model, cards in QUOTA.items()})
 
@@ -116,7 +122,6 @@ def test_claims_and_pods_of_all_models_never_get_more_devices_than_the_total(
     most, total = 0, 6
     with limited_team(installation, {"quota": QUOTA, "total": total}) as team:
         cluster.create(template(team, "gpu"))
-        extended = has_extended_resources(cluster)
 
         def all_given(found: list[Json]) -> bool:
             nonlocal most
@@ -124,13 +129,7 @@ def test_claims_and_pods_of_all_models_never_get_more_devices_than_the_total(
             most = max(most, number)
             return number == total
 
-        def create(number: int) -> None:
-            for manifest in asking(number, team, extended=extended):
-                cluster.try_create(manifest)
-
-        with ThreadPoolExecutor(THREADS) as threads:
-            threads.map(create, range(100))
-            cluster.await_collection(claims_path(team), all_given)
+        create_until(cluster, team, 100, all_given)
         rejected = cluster.try_create(claim(team, "more"))
         assert most == total
         assert f"total in namespace {team}, requested: 1 card, used: {total}" in rejected.message

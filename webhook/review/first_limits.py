@@ -57,10 +57,8 @@ def named_warnings(old: Quota, policy: PolicySnapshot, pods: Pods, check: Check)
         yield from general_warning(old, policy.quota)
     if found:
         names = sorted(found)
-        shown = (
-            f"pods in these namespaces would be rejected at their next restart: {listed(names, MAX_NAMED_NAMESPACES)}"
-        )
-        yield errors.Fault(DEFAULT, shown)
+        shown = listed(names, MAX_NAMED_NAMESPACES)
+        yield errors.Fault(DEFAULT, f"pods in these namespaces would be rejected at their next restart: {shown}")
         pasted = msgspec.json.encode(sorted({*new.excepted, *names[:MAX_NAMED_NAMESPACES]})).decode()
         yield errors.Fault(DEFAULT, f"to leave these namespaces without a limit, write in this entry: except: {pasted}")
 

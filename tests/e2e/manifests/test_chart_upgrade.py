@@ -1,6 +1,7 @@
 """Tests that an upgrade of the Helm chart neither deletes a namespace of the release nor lifts the limits.
 
-Each test has a release of its own name, whose namespaces contain this name. So one cluster serves all tests.
+Each test gives its release another name. The names of the namespaces begin with the name of the release. So all tests
+can share one cluster.
 """
 
 import shutil
