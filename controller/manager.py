@@ -147,7 +147,8 @@ class Leader:
         self.violations = self._make_violations(eviction, store, registry)
         registry.register(metrics.UsageCollector(self.publisher.reports, self.recounter.reservation_ages))
         registry.register(metrics.ViolationsCollector(self.violations.counts))
-        registry.register(ModelNodesCollector(self.model_labels.counts, self.nodes.current, self.quota.current))
+        found = self.model_labels
+        registry.register(ModelNodesCollector(found.counts, found.cards, self.nodes.current, self.quota.current))
         registry.register(UnreadCollector(self.reflectors))
         checked = options.webhook_service
         self.certificates = certificates.CertificateWatch(kube, system_namespace, checked) if checked else None

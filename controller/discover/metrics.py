@@ -21,6 +21,7 @@ class ModelNodesCollector(Collector):
     """
 
     counts: Callable[[], tuple[Mapping[str, int], Mapping[Doubt, int]]]
+    cards: Callable[[], Mapping[str, float | None]]
     nodes: Callable[[], Nodes]
     quota: Callable[[], Quota | None]
 
@@ -39,14 +40,15 @@ class ModelNodesCollector(Collector):
             doubts.add_metric([doubt], by_doubt.get(doubt, 0))
         cards = GaugeMetricFamily(
             "vcuda_model_cards",
-            "Cards of each GPU model on the nodes. A model is left out if a node does not publish its number of cards.",
+            "Cards of each GPU model on the nodes. A model is left out if the number of cards of a node is unknown.",
             labels=["model"],
         )
         limited = GaugeMetricFamily(
             "vcuda_quota_model_nodes", "Nodes of each GPU model that the quota limits.", labels=["model"]
         )
-        for model, count in found.cards.items():
-            cards.add_metric([model], count)
+        for model, count in self.cards().items():
+            if count is not None:
+                cards.add_metric([model], count)
         for model in quota.models if quota else ():
             limited.add_metric([model], found.having(model).bit_count())
         return [nodes, doubts, cards, limited]

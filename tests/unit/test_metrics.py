@@ -1,5 +1,6 @@
 """Tests of the metrics of the webhook and of the controller: what they count, and the bound on their labels."""
 
+import functools
 from http import HTTPStatus
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from vcuda import __version__
 from vcuda.admission_review import AdmissionResponse
 from vcuda.kube.metrics import register_build
 from vcuda.placement.affinity import NodeLabels
-from vcuda.placement.nodes import COUNT_LABEL, Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Quota
 from vcuda.requests.config import parse_config
 from webhook import metrics
@@ -70,19 +71,13 @@ def samples(family: Metric) -> dict[str, float]:
 
 def test_the_cards_of_each_model_and_the_models_of_the_quota_without_nodes_are_exported() -> None:
     label = NodeLabels().model
-    nodes = Nodes.of(
-        {
-            "one": {label: "A100", COUNT_LABEL: "8"},
-            "two": {label: "A100", COUNT_LABEL: "4"},
-            "three": {label: "T4"},
-        },
-        NodeLabels(),
-    )
+    nodes = Nodes.of({"one": {label: "A100"}, "two": {label: "A100"}, "three": {label: "T4"}}, NodeLabels())
     quota: Quota | None = parse_config({"gpu_quota": "team-a: {quota: {A100: 8, A1O0: 2}}"}, "gpu_quota").quota
-    _, _, cards, limited = ModelNodesCollector(lambda: ({}, {}), lambda: nodes, lambda: quota).collect()
+    counted = functools.partial(ModelNodesCollector, lambda: ({}, {}), lambda: {"A100": 12, "T4": None}, lambda: nodes)
+    _, _, cards, limited = counted(lambda: quota).collect()
     assert samples(cards) == {"A100": 12}
     assert samples(limited) == {"A100": 2, "A1O0": 0}
-    *_, limited = ModelNodesCollector(lambda: ({}, {}), lambda: nodes, lambda: None).collect()
+    *_, limited = counted(lambda: None).collect()
     assert samples(limited) == {}
 
 

@@ -3,11 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from tests.builders import LABELS, MODEL
 from tests.tables import cases
 from vcuda.errors import QuotaFault
-from vcuda.placement.nodes import COUNT_LABEL, Nodes
-from vcuda.placement.registers import Card
 from vcuda.quota.changes import beyond, changes, outline, weakened
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Quota
@@ -167,19 +164,6 @@ def test_two_documents_without_a_change_are_equal(
     old, new = written(one), written(other)
     equal = (old.namespaces, old.default) == (new.namespaces, new.default)
     assert (list(changes(old, new)) == []) == equal
-
-
-def test_the_cards_of_a_model_are_known_if_each_of_its_nodes_says_how_many_it_has() -> None:
-    labels = {
-        "listed": {MODEL: "A100", COUNT_LABEL: "8"},
-        "registered": {MODEL: "A100"},
-        "silent": {MODEL: "T4"},
-        "counted": {MODEL: "T4", COUNT_LABEL: "2"},
-        "odd": {MODEL: "L4", COUNT_LABEL: "many"},
-        "other": {},
-    }
-    register = tuple(Card(f"GPU-{number}", "NVIDIA A100") for number in range(4))
-    assert Nodes.of(labels, LABELS, {"registered": {"hami": register}}).cards == {"A100": 12}
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "# team-a: {}\n---\n", "---\n...\n", "null", "~  # nobody"])

@@ -1,7 +1,8 @@
 """The devices that drivers offer, and the DeviceClasses by which claims request them."""
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
 from decimal import ROUND_CEILING, Decimal
 
 import msgspec
@@ -10,6 +11,9 @@ from vcuda.claims.cel import read_device_facts
 from vcuda.claims.names import PRODUCT, PROFILE, TYPE
 from vcuda.claims.objects import AllocatedDevice, Device, DeviceCapacity, DeviceClass, ResourceSlice
 from vcuda.k8s_types import Quantity, parse_quantity
+
+WHOLE_TYPES = ("gpu", "hami-gpu", "vgpu")
+"""The types of devices that stand for a card."""
 
 
 class Capacity(msgspec.Struct, frozen=True, gc=False):
@@ -167,6 +171,19 @@ class Devices(msgspec.Struct, frozen=True):
         pool, name = (device.driver, device.pool), device.device
         found = self.slices.get(pool) or self.spread.get(pool, {}).get(name)
         return (found.devices[name], found.node) if found and name in found.devices else None
+
+    def count_cards(self, drivers: Container[str]) -> Mapping[str, int]:
+        """Return the number of cards that ``drivers`` publish for a node, by the node's name."""
+        single = ((each, name) for each in self.slices.values() if each.of_slices == 1 for name in each.devices)
+        several = ((each, name) for pool in self.spread.values() for name, each in pool.items())
+        counts = Counter[tuple[str, str]]()
+        for each, name in itertools.chain(single, several):
+            counts[each.node, each.driver] += each.driver in drivers and each.devices[name].type in WHOLE_TYPES
+        # Two drivers may publish the same cards. A driver that publishes only MIG slices does not show the cards.
+        found: dict[str, int] = {}
+        for (node, _), count in (+counts).items():
+            found[node] = max(count, found.get(node, 0))
+        return found
 
     @property
     def extended_resources(self) -> frozenset[str]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from vcuda.claims.devices import DeviceOffer, PoolSlice
+from vcuda.claims.devices import WHOLE_TYPES, DeviceOffer, PoolSlice
 from vcuda.claims.drivers import DRIVERS, MEMORY
 from vcuda.discovery.names import normalise
 from vcuda.placement.device_plugins import NodeFacts, is_alive
@@ -44,7 +44,7 @@ SOURCES = (OPERATOR, *ANNOTATIONS.values(), SLICES, FEATURES, CLOUD)
 """The names of all sources, the strongest first."""
 
 _MIB = 2**20
-WHOLE_TYPES, MIG_TYPE = ("gpu", "hami-gpu", "vgpu"), "mig"
+MIG_TYPE = "mig"
 _GPU_DRIVERS = frozenset(driver.name for driver in DRIVERS)
 
 

@@ -26,9 +26,6 @@ from vcuda.requests.resources import NO_ROWS, CardModels, RegisteredCards
 COUNT_LABEL = "nvidia.com/gpu.count"
 """The node label with the number of the node's cards. NVIDIA's GPU feature discovery writes this label."""
 
-_COUNT = re.compile(r"[0-9]{1,4}", re.ASCII)
-
-
 NOT_READY, UNREACHABLE = "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
 _EFFECTS = ("NoSchedule", "NoExecute")
 _EXISTS = "Exists"
@@ -368,18 +365,6 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
     def having(self, model: str) -> int:
         """Return the set of the model's nodes, as an integer with one bit for each node of ``index``."""
         return self.index.having(self.keys.model, self.label_values(model))
-
-    @functools.cached_property
-    def cards(self) -> Mapping[str, int]:
-        """The number of cards of each model. A model is left out if one of its nodes has an unknown number of cards."""
-        found: dict[str, list[int | None]] = {}
-        for name, labels in self.labels.items():
-            if (model := self.model_of(name)) is not None:
-                register = next(iter(self.registers.get(name, {}).values()), None)
-                count = labels.get(COUNT_LABEL, "")
-                listed = int(count) if _COUNT.fullmatch(count) else None
-                found.setdefault(model, []).append(listed if register is None else len(register))
-        return {model: sum(filter(None, counts)) for model, counts in found.items() if None not in counts}
 
     @functools.cached_property
     def registered_cards(self) -> RegisteredCards:

@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 
 from vcuda import kube
-from vcuda.claims import charges, devices
+from vcuda.claims import charges, devices, drivers
 from vcuda.placement import patches
+from vcuda.placement.card_counts import count_cards
 from vcuda.placement.nodes import Nodes, NodeStates
 from vcuda.quota import model
 from vcuda.quota.terms import MAX_TERMINATING_SECONDS
@@ -40,7 +41,7 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     max_terminating: int = MAX_TERMINATING_SECONDS
     """The longest grace period of a pod that is charged, in seconds."""
     states: NodeStates = NodeStates()
-    """The states of ``nodes``: taints and offered resources. Only /mutate reads them."""
+    """The states of ``nodes``: taints and offered resources. /mutate and /quota read them."""
 
     @property
     def claim_policy(self) -> charges.ClaimPolicy:
@@ -48,6 +49,12 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
         return self.claims or charges.ClaimPolicy.of(
             devices.NO_DEVICES, self.nodes.model_of, self.quota, self.resources
         )
+
+    @property
+    def cards(self) -> Mapping[str, int]:
+        """The number of cards of each model whose nodes all have a known number of cards."""
+        published = self.claims.devices.count_cards({each.name for each in drivers.DRIVERS}) if self.claims else {}
+        return count_cards(self.nodes, self.states, published, self.resources.schemes)
 
 
 PolicySource = Callable[[], PolicySnapshot | None]

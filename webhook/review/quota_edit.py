@@ -122,7 +122,7 @@ def _first_limits(
 def limit_changes(old: Quota, new: Quota, policy: context.PolicySnapshot | None) -> Iterator[Fault]:
     """Yield the most important warnings: about limits that vanish, become less strict, or exceed the cards."""
     yield from changes.weakened(old, new)
-    yield from changes.beyond(old, new, policy.nodes.cards if policy else {})
+    yield from changes.beyond(old, new, policy.cards if policy else {})
 
 
 def document_warnings(
