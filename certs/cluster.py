@@ -100,6 +100,16 @@ class ClusterStore:
         missing = (each for each in objects.missing_registration(self.kube) if (each.kind, each.name) not in present)
         return tuple(state.Problem(str(each), APPLY_AGAIN) for each in missing)
 
+    def running_job(self, program: str) -> str:
+        """Return the name of a Job of the program that runs now; empty if there is none, or if Jobs cannot be read."""
+        path = f"/apis/batch/v1/namespaces/{segment(self.refs.namespace)}/jobs"
+        try:
+            jobs = _decoded(self.kube.get(path, timeout=REQUEST_TIMEOUT_SECONDS)).get("items") or []
+        except errors.ApiError:
+            return ""
+        running = (str(job["metadata"]["name"]) for job in jobs if (job.get("status") or {}).get("active"))
+        return next((name for name in running if name.startswith(f"{program}-")), "")
+
     def dial(self) -> tuple[state.DialledEndpoint, ...]:
         refs = self.refs
         found = dict.fromkeys(self.addresses, True) or endpoints.service_addresses(

@@ -54,9 +54,19 @@ class Report(msgspec.Struct, frozen=True, rename={"rows": "certificates", "next_
 
 
 def report_on(
-    state: observed.State, refs: parsing.ObjectRefs, now: datetime, policy: steps.RotationPolicy, rotate: str
+    state: observed.State,
+    refs: parsing.ObjectRefs,
+    now: datetime,
+    policy: steps.RotationPolicy,
+    rotate: str,
+    *,
+    job: str = "",
 ) -> Report:
-    """Return the report on ``state``. ``rotate``: the command to recommend if a rotation is overdue."""
+    """Return the report on ``state``. ``rotate``: the command to recommend if a rotation is overdue.
+
+    ``job``: the name of a Job that runs a rotation now; empty if there is none. What this Job has not done yet is no
+    problem.
+    """
     decision = plan(state, now, policy, _FOREVER)
     calls = tuple(_call(hook, endpoint, now) for hook in state.hooks() for endpoint in state.ready())
     failing = [call for call in calls if call.trusted is False]
@@ -74,11 +84,11 @@ def report_on(
         )
         texts = [*sorted({call.fault for call in failing}), *filter(None, (_late(state, now, policy), unregistered))]
         undone = "the last rotation did not run or did not finish"
-        problems = tuple(observed.Problem(f"{undone}: {text}", rotate) for text in texts)
+        problems = () if job else tuple(observed.Problem(f"{undone}: {text}", rotate) for text in texts)
     others = (*state.read_only(), *(idle(state, now, policy) if state.tool else ()))
     rows = tuple(_rows(state, refs, now))
     every = tuple(dict.fromkeys((*problems, *others)))
-    return Report(rows, calls, tuple(_notes(state, policy)), _next_step(decision), every)
+    return Report(rows, calls, (*_notes(state, policy), *_running(refs, job)), _next_step(decision), every)
 
 
 def certificate_table(report: Report) -> str:
@@ -166,6 +176,12 @@ def _notes(state: observed.State, policy: steps.RotationPolicy) -> Iterator[str]
         yield "No webhook configuration with the label of --selector calls the Service."
     if not state.ready():
         yield "No endpoint is ready."
+
+
+def _running(refs: parsing.ObjectRefs, job: str) -> Iterator[str]:
+    if job:
+        describe = f"kubectl -n {refs.namespace} describe job/{job}"
+        yield f"Job {job} runs, and takes the next steps. If it still runs after some minutes: {describe}"
 
 
 def _next_step(decision: steps.Decision) -> str:

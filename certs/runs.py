@@ -69,7 +69,7 @@ def show_report(
         there, clock = store(), rotation.Clock()
         again = f"kubectl -n {there.refs.namespace} create job --from=cronjob/{job} {job}-now"
         state = there.read(clock.now)
-        found = report.report_on(state, there.refs, clock.now(), policy, again)
+        found = report.report_on(state, there.refs, clock.now(), policy, again, job=there.running_job(job))
         if registered:
             problems = dict.fromkeys((*found.problems, *there.missing(state)))
             found = msgspec.structs.replace(found, problems=tuple(problems))

@@ -100,6 +100,31 @@ def test_the_endpoints_are_those_of_all_pages_of_the_services_slices(script: Scr
     assert [request.params.get("continue") for request in script.seen] == [None, "more"]
 
 
+def job(name: str, **status: int) -> dict[str, object]:
+    return {"metadata": {"name": name}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("jobs", "running"),
+    [
+        (Answer({"items": [job("vcuda-certs-first", active=1), job("vcuda-client-certs-first", active=1)]}), True),
+        (Answer({"items": [job("vcuda-client-certs-first", succeeded=1)]}), False),
+        (NONE, False),
+        (status(403, "jobs are forbidden"), False),
+    ],
+    ids=["the first Job runs", "the Job has ended", "no Job", "Jobs cannot be listed"],
+)
+def test_while_the_first_job_runs_a_missing_client_certificate_needs_no_person(
+    script: Script, kubeconfig: Path, jobs: Answer, *, running: bool
+) -> None:
+    script.answers += [VERSION, MISSING, MISSING, MISSING, VERSION, jobs]
+    ended = CliRunner().invoke(main, ["client", "status", "--kubeconfig", str(kubeconfig)])
+    note = "Job vcuda-client-certs-first runs, and takes the next steps. If it still runs after some minutes: "
+    assert (f"{note}kubectl -n vcuda-quota describe job/vcuda-client-certs-first" in ended.output) is running
+    assert ("Needs a person" in ended.output) is not running
+    assert ended.exit_code == (not running)
+
+
 CALLS = {"service": {"namespace": REFS.namespace, "name": REFS.service}}
 INJECTED = {"cert-manager.io/inject-ca-from": "vcuda-quota/webhook"}
 
