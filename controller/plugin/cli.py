@@ -10,9 +10,9 @@ import click
 
 from controller.plugin.administration import doctor, nodes
 from controller.plugin.explain import ExplainedObject, ask_about
-from controller.plugin.kubectl import Kubectl, in_path, read_json
+from controller.plugin.kubectl import Kubectl
 from controller.plugin.output import OUTPUTS, WIDE, Target, output_option, show, warn
-from controller.plugin.published import EVERY_REPORT, SpoiltReport, read_report
+from controller.plugin.published import EVERY_REPORT, SpoiltReport, published_of, read_report
 from controller.plugin.rejections import read_rejections
 from controller.plugin.usage_table import holder_rows, total_rows, total_warnings, use_rows
 from controller.plugin.why import explain_why, parse_object, why_lines
@@ -20,7 +20,6 @@ from vcuda import __version__, cli, errors
 from vcuda.cli import FAILED
 from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.rejections import reports_shortage
-from vcuda.quota.terms import USAGE_NAME
 from vcuda.workloads import NO_PODS, Unread, Workload, check_shape, workloads_in
 
 RESERVED = 8
@@ -107,7 +106,7 @@ def main(
         def look() -> list[NamespaceUse]:
             if all_namespaces:
                 return list(_all(api))
-            if not (found := list(_published(api, home := target.namespace()))):
+            if not (found := list(published_of(api, home := target.namespace()))):
                 cli.fail(f"namespace {home} has no GPU quota, or its usage has not been published yet", FAILED)
             return found
 
@@ -219,7 +218,7 @@ def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None
     _show_verdicts(verdicts, output or target.output)
     for short in {each.namespace for each in verdicts if reports_shortage(each.reason)}:
         with contextlib.suppress(errors.ApiError, SpoiltReport):
-            for use in _published(api, short):
+            for use in published_of(api, short):
                 if use.unstored_warning:
                     warn(use.unstored_warning)
     if not verdicts:
@@ -251,7 +250,7 @@ def why(target: Target, *, named: str, namespace: str | None, output: str | None
     """
     kind, name = parse_object(named)
     api, home = target.connect(), target.namespace(namespace)
-    found = explain_why(api, kind, name, home, lambda: next(_published(api, home), None))
+    found = explain_why(api, kind, name, home, lambda: next(published_of(api, home), None))
     if (output or target.output) in ("json", "yaml"):
         show(found, output or target.output)
     else:
@@ -265,11 +264,6 @@ def _show_verdicts(verdicts: list[ExplainedObject], output: str) -> None:
     for verdict in verdicts if output in ("table", WIDE) else ():
         for warning in verdict.warnings:
             warn(f"{verdict.object}: {warning}")
-
-
-def _published(api: Kubectl, namespace: str) -> Iterator[NamespaceUse]:
-    with contextlib.suppress(errors.NotFound):
-        yield read_report(read_json(api.get(f"/api/v1/namespaces/{in_path(namespace)}/configmaps/{USAGE_NAME}")))
 
 
 def _all(api: Kubectl) -> Iterator[NamespaceUse]:

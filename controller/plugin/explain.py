@@ -1,5 +1,6 @@
 """Finds out by server-side dry runs whether a cluster would admit pods and claims now. A dry run stores nothing."""
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,11 +8,13 @@ from http import HTTPStatus
 from typing import Any
 
 from controller.plugin.kubectl import Kubectl, Reply, in_path, read_json
+from controller.plugin.published import published_of
 from vcuda import errors
 from vcuda.claims import pin
 from vcuda.claims.names import API_PATH, CLAIM, TEMPLATE
 from vcuda.quota.rejections import read_forecast, would_be_pinned
 from vcuda.quota.terms import MODEL_ANNOTATION
+from vcuda.requests.folding import fold
 from vcuda.workloads import Manifest, Unread, Workload, entries, made_claims
 
 ADMITTED, REJECTED, NOT_ASKED = "admitted", "rejected", "not asked"
@@ -149,12 +152,15 @@ def _explain_claim(api: Kubectl, name: str, claim: Manifest) -> ExplainedObject:
     warnings = (*existing, *answer.warnings)
     if is_template:
         return _admitted(name, namespace, "", warnings, "only this template's claims count against a GPU quota")
-    chosen = next(filter(None, map(read_forecast, answer.warnings)), "") or pinned_model(answer.body)
+    chosen = next(filter(None, map(read_forecast, answer.warnings)), "") or pinned_model(api, namespace, answer.body)
     return _admitted(name, namespace, chosen, warnings, "no GPU quota applies")
 
 
-def pinned_model(body: bytes) -> str:
-    """Return the GPU model to which a claim is pinned, in lower case; empty if there is none."""
+def pinned_model(api: Kubectl, namespace: str, body: bytes) -> str:
+    """Return the GPU model to which a claim is pinned; empty if there is none.
+
+    If the published usage of the namespace does not name the model, its name is in lower case.
+    """
     # If the namespace is in mode audit, no warning of the webhook names the GPU model. So the model is read from the
     # CEL selector that restricts the claim to a model. The first pattern in this selector is the model in lower case.
     devices = read_json(body)["spec"].get("devices") or {}
@@ -165,7 +171,12 @@ def pinned_model(body: bytes) -> str:
     ]
     selectors = (each.get("cel") or {} for entry in requests for each in entries(entry, "selectors"))
     found = (pin.read_claim_pin(each.get("expression", "")) for each in selectors)
-    return next((each.patterns[0] for each in found if each), "")
+    folded = next((each.patterns[0] for each in found if each), "")
+    with contextlib.suppress(errors.VcudaError):
+        uses = published_of(api, namespace) if folded else ()
+        models = (each.model for use in uses for each in use.models)
+        return next((model for model in models if fold(model) == folded), folded)
+    return folded
 
 
 def _limits(container: Manifest) -> Mapping[str, Any]:

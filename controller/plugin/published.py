@@ -1,10 +1,12 @@
 """Reads the usage report of a namespace, which the controller publishes in a ConfigMap."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
+from controller.plugin.kubectl import Kubectl, in_path, read_json
 from vcuda import errors
 from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.terms import USAGE_KEY, USAGE_LABELS, USAGE_NAME
@@ -34,3 +36,9 @@ def read_report(config_map: Mapping[str, Any]) -> NamespaceUse:
     if use.namespace != namespace:
         raise SpoiltReport(f"{where} is the report of another namespace")
     return use
+
+
+def published_of(api: Kubectl, namespace: str) -> Iterator[NamespaceUse]:
+    """Yield the report of a namespace, if there is one. Raises VcudaError."""
+    with contextlib.suppress(errors.NotFound):
+        yield read_report(read_json(api.get(f"/api/v1/namespaces/{in_path(namespace)}/configmaps/{USAGE_NAME}")))

@@ -256,7 +256,8 @@ def _stored_claim(api: Kubectl, name: str, namespace: str) -> ExplainedObject:
         body = api.get(f"{API_PATH}/namespaces/{in_path(namespace)}/resourceclaims/{in_path(name)}")
     except errors.NotFound:
         return ExplainedObject(title, namespace, NOT_ASKED, "", "the pod waits for this claim, which does not exist")
-    model, devices = pinned_model(body), (read_json(body).get("status") or {}).get("allocation", {}).get("devices", {})
+    model, status = pinned_model(api, namespace, body), read_json(body).get("status") or {}
+    devices = status.get("allocation", {}).get("devices", {})
     given = [f"{each['device']} of pool {each['pool']}" for each in entries(devices, "results")]
     pinned = f"the claim is pinned to {model}" if model else "the claim is pinned to no model"
     allocated = f"it has {', '.join(given)}" if given else "it has no device yet"

@@ -58,9 +58,15 @@ def test_a_claim_that_would_be_admitted_is_shown_with_its_model(
     assert [(path, params) for path, params, _ in cluster.asked] == [(CLAIMS, {"dryRun": "All"})]
 
 
-def test_without_a_warning_the_model_is_read_from_the_selector(cluster: Cluster, manifest: Path) -> None:
+@pytest.mark.parametrize("published", [True, False])
+def test_without_a_warning_the_model_is_read_from_the_selector_and_named_as_in_the_quota(
+    cluster: Cluster, manifest: Path, *, published: bool
+) -> None:
+    if published:
+        cluster.publish("team-a", {"model": "M40", "limit": 8, "used": 1, "pending": 0, "available": 7})
+    model = "M40" if published else "m40"
     (row,) = told(manifest, claim(entry(NVIDIA, write_pin(ClaimPin(NVIDIA, ("m40",))))))
-    assert (row["model"], row["reason"]) == ("m40", "would be pinned to m40")
+    assert (row["model"], row["reason"]) == (model, f"would be pinned to {model}")
     assert cluster.asked
 
 

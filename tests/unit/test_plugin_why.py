@@ -203,14 +203,15 @@ def test_the_claims_of_a_stored_pod_are_shown_with_their_models_and_devices(clus
         resourceClaimStatuses=[{"name": "gpu", "resourceClaimName": "train-0-gpu-x"}, {"name": "unneeded"}],
         extendedResourceClaimStatus={"resourceClaimName": "extended-y"},
     )
+    cluster.publish("team-a", {"model": "A100", "limit": 8, "used": 1, "pending": 0, "available": 7})
     status, found = why("pod/train-0")
     assert status == 1
-    waits = "the claim exists; the claim is pinned to a100; it has no device yet"
+    waits = "the claim exists; the claim is pinned to A100; it has no device yet"
     assert [(each["object"], each["decision"], each["reason"]) for each in found["now"][1:]] == [
         (
             "ResourceClaim/train-0-gpu-x",
             "admitted",
-            "the claim exists; the claim is pinned to a100; it has gpu-3 of pool n1",
+            "the claim exists; the claim is pinned to A100; it has gpu-3 of pool n1",
         ),
         ("ResourceClaim/own", "admitted", waits),
         ("ResourceClaim/gone", "not asked", "the pod waits for this claim, which does not exist"),
