@@ -80,8 +80,8 @@ class Why:
     """The reasons why a workload has no pods.
 
     ``rejected``: the recent rejections of its pods, the newest first.
-    ``now``: the states of its pending pods, and then the decisions of a dry run; for a pod that exists, its state and
-    those of its claims.
+    ``now``: the states of its pending pods and their claims, and then the decisions of a dry run; for a pod that
+    exists, its state and those of its claims.
     ``missing``: the quota that must become free.
     ``hints``: likely causes, and what to do about them.
     ``pending_left_out``: the number of pending pods that ``now`` leaves out.
@@ -126,9 +126,9 @@ def explain_why(
     rejected = tuple(each for each in read_rejections(api, namespace) if _is_of(each, family))
     is_pod = kind.kind == "Pod"
     pods = [stored] if is_pod else _pending(api, (stored, *children), namespace)
-    asked = tuple(_claims(api, stored, namespace)) if is_pod else _asked(api, stored, namespace)
+    asked = () if is_pod else _asked(api, stored, namespace)
     shown = pods[:MAX_PENDING_SHOWN]
-    now = (*(_stored_pod(each, namespace) for each in shown), *asked)
+    now = (*(found for pod in shown for found in _stored_pod(api, pod, namespace)), *asked)
     reasons = [each.reason for each in now if each.decision not in (ADMITTED, NOT_ASKED)]
     shortages = {found.model: found for reason in reasons for found in read_shortages(reason)}
     use = usage() if shortages else None
@@ -228,12 +228,15 @@ def _asked(api: Kubectl, stored: Json, namespace: str) -> tuple[ExplainedObject,
     return tuple(ask_about(api, workloads_in(stored["metadata"]["name"], text, namespace, check_shape)))
 
 
-def _stored_pod(stored: Json, namespace: str) -> ExplainedObject:
-    name, model = stored["metadata"]["name"], _model_of(stored)
+def _stored_pod(api: Kubectl, stored: Json, namespace: str) -> Iterator[ExplainedObject]:
+    """Yield the state of a pod, and of each of its claims."""
+    name, model, claims = stored["metadata"]["name"], _model_of(stored), [*_claims(api, stored, namespace)]
     state = f"the pod exists in phase {(stored.get('status') or {}).get('phase', 'Pending')}"
     pinned = f"the pod is pinned to {model}" if model else "the pod is pinned to no model"
-    reason = "; ".join([state, pinned, *_waits(stored)])
-    return ExplainedObject(f"Pod/{name}", namespace, ADMITTED, model, reason)
+    lacking = [f"the pod cannot start without {each.object}" for each in claims if each.decision != ADMITTED]
+    reason = "; ".join([state, pinned, *lacking, *_waits(stored)])
+    yield ExplainedObject(f"Pod/{name}", namespace, ADMITTED, model, reason)
+    yield from claims
 
 
 def _claims(api: Kubectl, pod: Json, namespace: str) -> Iterator[ExplainedObject]:

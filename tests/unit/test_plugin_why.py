@@ -234,6 +234,22 @@ def test_a_claim_that_a_stored_pod_waits_for_is_tried_and_its_missing_quota_is_s
     assert [(each["model"], each["needed"]) for each in found["missing"]] == [("H100", 1)]
 
 
+def test_a_pending_pod_of_a_workload_says_which_rejected_claim_it_cannot_start_without(cluster: Cluster) -> None:
+    deployment(cluster)
+    pod(cluster, {"name": "gpu", "resourceClaimTemplateName": "one"}, phase="Pending")
+    stored = cluster.objects[f"/api/v1{TEAM}/pods/train-0"]
+    stored["metadata"]["ownerReferences"] = [{"uid": "uid-train-abc", "kind": "ReplicaSet", "name": "train-abc"}]
+    cluster.store(f"{API_PATH}{TEAM}/resourceclaimtemplates/one", {**template(), "metadata": {"name": "one"}})
+    cluster.store(API_PATH, {"kind": "APIResourceList"})
+    cluster.rejections = {f"{API_PATH}{TEAM}/resourceclaims": ApiError(403, OVER)}
+    status, found = why("deployment/train")
+    first, claim, *_ = found["now"]
+    assert (status, first["object"]) == (1, "Pod/train-0")
+    assert first["reason"].endswith("; the pod cannot start without ResourceClaim/train-0-gpu-*")
+    assert (claim["object"], claim["decision"]) == ("ResourceClaim/train-0-gpu-*", "rejected")
+    assert OVER in claim["reason"]
+
+
 @cases(
     "model, reason, hinted",
     another_model=("L4", "the next in the namespace's quota after M40 (its node is cordoned)", True),
