@@ -10,7 +10,7 @@ from cryptography import x509
 
 from certs import parsing, state as observed, steps
 from certs.plan import broken, idle, plan, shown_utc
-from vcuda.cli import aligned
+from vcuda.cli import aligned, whole_units
 
 _UNTRUSTED = "the caBundle does not trust the leaf that is served"
 _PERHAPS = "an intermediate CA may be between the caBundle and the leaf that is served"
@@ -20,12 +20,16 @@ _FOREVER = steps.SeenFor(*[timedelta(days=36500)] * 3)
 
 
 class CertificateRow(msgspec.Struct, frozen=True, rename="camel"):
-    """One certificate in one place, such as a Secret. ``days_left``: the whole days until the certificate expires."""
+    """One certificate in one place, such as a Secret.
+
+    ``days_left``: the whole days until the certificate expires. ``time_left``: the same for people, in words.
+    """
 
     certificate: str
     place: str
     expires: datetime
     days_left: int
+    time_left: str
     note: str
 
 
@@ -92,8 +96,8 @@ def report_on(
 
 
 def certificate_table(report: Report) -> str:
-    certificates: list[tuple[str, ...]] = [("CERTIFICATE", "PLACE", "EXPIRES", "DAYS LEFT", "NOTE")]
-    certificates += [(r.certificate, r.place, shown_utc(r.expires), str(r.days_left), r.note) for r in report.rows]
+    certificates: list[tuple[str, ...]] = [("CERTIFICATE", "PLACE", "EXPIRES", "TIME LEFT", "NOTE")]
+    certificates += [(r.certificate, r.place, shown_utc(r.expires), r.time_left, r.note) for r in report.rows]
     answers = {True: "yes", False: "no: {}", None: "cannot tell: {}"}
     calls: list[tuple[str, ...]] = [("WEBHOOK", "ENDPOINT", "TRUSTED")]
     calls += [(call.webhook, call.endpoint, answers[call.trusted].format(call.fault)) for call in report.calls]
@@ -131,7 +135,8 @@ def _rows(state: observed.State, refs: parsing.ObjectRefs, now: datetime) -> Ite
 def _row(certificates: Iterable[x509.Certificate], place: str, now: datetime, note: str) -> Iterator[CertificateRow]:
     for one in certificates:
         end = one.not_valid_after_utc
-        yield CertificateRow(_short(one), place, end, (end - now).days, note)
+        left = whole_units(end - now) if end > now else f"expired {whole_units(now - end)} ago"
+        yield CertificateRow(_short(one), place, end, (end - now).days, left, note)
 
 
 def _short(certificate: x509.Certificate) -> str:

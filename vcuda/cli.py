@@ -6,6 +6,7 @@ import ipaddress
 import math
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,6 +39,14 @@ option = functools.partial(click.option, show_envvar=True, show_default=True)
 def escaped(text: str) -> str:
     """Return a text with its unprintable characters escaped, for example control codes of a terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def whole_units(span: timedelta) -> str:
+    """Return a span of time in whole days, or if it is shorter, in whole hours or minutes. ``span``: at least 0."""
+    for unit in ("day", "hour", "minute"):
+        if count := span // timedelta(**{f"{unit}s": 1}):
+            return f"{count} {unit}{'s' * (count > 1)}"
+    return "less than a minute"
 
 
 def fail(message: str, status: int = BAD_INPUT) -> NoReturn:

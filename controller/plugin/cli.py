@@ -235,10 +235,10 @@ def why(target: Target, *, named: str, namespace: str | None, output: str | None
     """Show why a workload gets no pods: recent rejections, pending pods, and whether a pod would be admitted now.
 
     The rejections are read from Events, which the API server keeps for an hour. If pods of the workload exist and are
-    Pending, their states and claims are shown first. The command then tries one pod of the workload in a server-side dry run,
-    which creates nothing. If quota is missing, the command shows how much must become free, and which pods use it. If
-    you name a pod that exists, the pod was admitted. Its state and those of its ResourceClaims are shown, and a claim
-    that Kubernetes has not created yet is tried in a dry run.
+    Pending, their states are shown first, with the states of their ResourceClaims. The command then tries one pod of
+    the workload in a server-side dry run, which creates nothing. If quota is missing, the command shows how much must
+    become free, and which pods use it. If you name a pod that exists, the pod was admitted, and its state and claims
+    are shown. A claim that Kubernetes has not created yet is tried in a dry run.
 
     \b
     Examples:

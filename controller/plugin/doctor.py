@@ -28,6 +28,7 @@ from controller.plugin.nodes import connect_to_cluster
 from controller.plugin.rights import fault_of_account, missing_rights
 from controller.recount import labels
 from vcuda import errors
+from vcuda.cli import whole_units
 from vcuda.kube.ledger_store import ledger_name
 from vcuda.ledger.ledger import OtherFormat, read_ledger
 from vcuda.placement.missing_models import model_warnings
@@ -48,7 +49,6 @@ REMOVE_FINALIZERS = 'the commands under "The namespace of the ledgers is being d
 REPLICAS = {WEBHOOK: 3, CONTROLLER: 2}
 """The number of replicas that the manifests set for each Deployment."""
 _REFUSED = (registration.NO_TRUST, registration.EXPIRED)
-_DAY = datetime.timedelta(days=1)
 _MAX_FAILING = datetime.timedelta(hours=2)
 """The time without a successful Job of the CronJob after which its Jobs count as failing. The CronJob runs hourly."""
 _CALL_FAILED, _NO_SERVICE = "failed calling webhook", f'service "{WEBHOOK}" not found'
@@ -212,7 +212,7 @@ def _certificates(seen: Installation) -> Iterator[Defect | str]:
     for key, one in issued.items():
         if one.end:
             left = one.end - now
-            when = f"expires in {left.days} days" if left.days >= 0 else f"expired {-left // _DAY} days ago"
+            when = f"expires in {whole_units(left)}" if left.days >= 0 else f"expired {whole_units(-left)} ago"
             texts.append(f"{key} {when}, at {one.end:%FT%TZ}")
         if certificates.is_late(one, now):
             yield Defect(f"{texts[-1]}, and was not renewed in time", f"Renew it: {seen.renew}")

@@ -196,7 +196,7 @@ def test_no_call_is_rejected_while_the_client_certificate_and_its_ca_are_replace
     presenting.restart()
     assert presented(presenting, guarded) == presenting.installed()
     assert not presenting.is_trusted(kept)
-    assert "DAYS LEFT" in certs(presenting.cluster, "status")
+    assert "TIME LEFT" in certs(presenting.cluster, "status")
 
 
 @pytest.mark.reread

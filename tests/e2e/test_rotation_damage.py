@@ -165,7 +165,7 @@ def test_status_shows_every_certificate_and_which_webhooks_trust_it(stage: Stage
     theirs = {f"{kind}webhookconfiguration/vcuda-quota" for kind in ("mutating", "validating")}
     assert {row["place"] for row in report["certificates"]} == own | theirs
     assert [call["trusted"] for call in report["calls"]] == [True, True]
-    assert "DAYS LEFT" in checked(stage.run("status"))
+    assert "TIME LEFT" in checked(stage.run("status"))
     set_bundles(stage, "")
     bad = stage.run("status", "-o", "json")
     assert bad.returncode == 1

@@ -30,6 +30,26 @@ def test_a_healthy_state_has_no_problem() -> None:
     assert {call.fault for call in found.calls} == {""}
 
 
+@pytest.mark.parametrize(
+    ("left", "shown"),
+    [
+        (timedelta(days=2, hours=23), "2 days"),
+        (timedelta(days=1), "1 day"),
+        (timedelta(hours=23, minutes=59), "23 hours"),
+        (timedelta(minutes=59), "59 minutes"),
+        (timedelta(seconds=59), "less than a minute"),
+        (timedelta(), "expired less than a minute ago"),
+        (timedelta(minutes=-90), "expired 1 hour ago"),
+        (timedelta(days=-3), "expired 3 days ago"),
+    ],
+)
+def test_the_time_left_is_in_days_hours_or_minutes(left: timedelta, shown: str) -> None:
+    world = healthy()
+    world.time = world.leaf.expires - left
+    leaf = next(row for row in report(world).rows if row.place == "secret/vcuda-webhook-tls")
+    assert leaf.time_left == shown
+
+
 @pytest.mark.parametrize("days", [0, 61], ids=["nothing is due", "a leaf is due"])
 def test_a_locked_configuration_is_a_problem_for_a_person(days: int) -> None:
     world, lock = healthy(), Problem("vcuda-quota is without our label", "kubectl label")

@@ -247,6 +247,10 @@ CALL_FAILED = Unavailable('failed calling webhook "config.quota.vcuda.io": conne
         lambda api: api.issue(NOW - timedelta(days=95)),
         *("certificates", "tls.crt expired 5 days ago, at ", JOB),
     ),
+    expired_today=(
+        lambda api: api.issue(NOW - timedelta(days=90, hours=3, minutes=5)),
+        *("certificates", "tls.crt expired 3 hours ago, at ", JOB),
+    ),
     late=(lambda api: api.issue(NOW - timedelta(days=70)), "certificates", "was not renewed in time", JOB),
     no_certificate=(removed(SECRET), "certificates", "Secret vcuda-quota/vcuda-webhook-tls does not exist", JOB),
     no_cron_job=(removed(CRON_JOB), "certificates", "CronJob vcuda-quota/vcuda-certs does not exist", "helm upgrade"),
