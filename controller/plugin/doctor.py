@@ -52,6 +52,9 @@ _REFUSED = (registration.NO_TRUST, registration.EXPIRED)
 _MAX_FAILING = datetime.timedelta(hours=2)
 """The time without a successful Job of the CronJob after which its Jobs count as failing. The CronJob runs hourly."""
 _CALL_FAILED, _NO_SERVICE = "failed calling webhook", f'service "{WEBHOOK}" not found'
+_NO_CLIENT_CERTIFICATE = "the server has asked for the client to provide credentials"
+"""The API server's answer contains this text if the webhook requires a client certificate that it does not present."""
+NOT_PRESENTED = 'Follow "An API server lacks the client certificate" in docs/troubleshooting.md'
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,8 @@ def _registration(seen: Installation) -> Iterator[Defect | str]:
     if wrong := [each for each in declared if each not in unread]:
         yield Defect(summarize_missing(wrong), f"{seen.apply}. Then register the webhooks: {seen.job}")
     if failure and _CALL_FAILED in str(failure):
-        action = seen.apply if _NO_SERVICE in str(failure) else seen.describe(WEBHOOK)
+        known = {_NO_SERVICE: seen.apply, _NO_CLIENT_CERTIFICATE: NOT_PRESENTED}
+        action = next((known[text] for text in known if text in str(failure)), seen.describe(WEBHOOK))
         yield Defect(f"the API server cannot call the webhook: {failure}", action)
     elif failure:
         yield Defect(f"the API server did not answer the probe of the webhooks and policies: {failure}", "", UNKNOWN)

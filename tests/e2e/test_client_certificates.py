@@ -146,20 +146,27 @@ def presenting(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) ->
         yield found
 
 
-@pytest.fixture
-def guarded(presenting: Presenting) -> Iterator[WebhookProcess]:
-    """Run our webhook, and register it for pods. It only accepts callers with the API server's certificate."""
+@contextmanager
+def guarding(presenting: Presenting, address: str) -> Iterator[WebhookProcess]:
+    """Run our webhook at an address, and register it for pods. It only accepts callers with a client certificate."""
     ours = ("--cert-dir", presenting.certificates, "--kubeconfig", presenting.cluster.kubeconfig)
     theirs = ("--client-ca", presenting.client_ca, "--client-name", "vcuda-quota-apiserver")
-    flags = (*ours, *theirs, "--bind", presenting.address, "--system-namespace", SYSTEM_NAMESPACE)
+    flags = (*ours, *theirs, "--bind", address, "--system-namespace", SYSTEM_NAMESPACE)
     ca = base64.b64encode((presenting.certificates / "ca.crt").read_bytes()).decode()
     selected = {"namespaceSelector": {"matchLabels": {"test": "client"}}}
-    hook = webhook("guarded.e2e.vcuda.io", f"https://{presenting.address}/validate", ca, **selected)
+    hook = webhook("guarded.e2e.vcuda.io", f"https://{address}/validate", ca, **selected)
     with (
         serving(*flags, ca=presenting.certificates / "ca.crt") as process,
         presenting.cluster.register_webhooks(validating=[hook]),
     ):
         process.await_ready()
+        yield process
+
+
+@pytest.fixture
+def guarded(presenting: Presenting) -> Iterator[WebhookProcess]:
+    """Our webhook, at the address to which the API server presents its client certificate."""
+    with guarding(presenting, presenting.address) as process:
         yield process
 
 
@@ -230,6 +237,16 @@ def test_our_webhook_answers_only_clients_with_the_api_servers_certificate(
 ) -> None:
     assert presented(presenting, guarded) == presenting.installed()
     assert guarded.send("POST", "/validate", json.dumps(review_of(card_pod("train", "team-a")))).status == 401
+
+
+def test_an_api_server_without_a_client_certificate_says_so_when_it_rejects_a_pod(presenting: Presenting) -> None:
+    """The API server presents its certificate only to one address. At another address it is like one without."""
+    [port] = free_ports(1)
+    with guarding(presenting, f"127.0.0.1:{port}"):
+        assert presenting.rejection() == (
+            'Internal error occurred: failed calling webhook "guarded.e2e.vcuda.io": failed to call webhook: '
+            "the server has asked for the client to provide credentials"
+        )
 
 
 def test_an_edit_of_the_quota_that_the_api_server_sends_is_compared_with_the_cluster_and_logged(

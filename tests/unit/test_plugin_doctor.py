@@ -110,6 +110,7 @@ def reads_quota(api: Installed, place: str) -> None:
 
 LOST = Ledger(reserved={"lost": Reservation({}, 7)})
 BAD_IMAGE = waiting("ImagePullBackOff", "no such image")
+NO_CLIENT_CERTIFICATE = "the server has asked for the client to provide credentials"
 CALL_FAILED = Unavailable('failed calling webhook "config.quota.vcuda.io": connection refused')
 
 
@@ -201,6 +202,11 @@ CALL_FAILED = Unavailable('failed calling webhook "config.quota.vcuda.io": conne
     service_missing=(
         lambda api: setattr(api, "probe", Unavailable(f'{CALL_FAILED}: service "vcuda-webhook" not found')),
         *("registration", "cannot call the webhook", "Apply the manifests of this release again"),
+    ),
+    required_too_early=(
+        lambda api: setattr(api, "probe", Unavailable(f"failed calling webhook: {NO_CLIENT_CERTIFICATE}")),
+        *("registration", f"cannot call the webhook: failed calling webhook: {NO_CLIENT_CERTIFICATE}"),
+        'Follow "An API server lacks the client certificate" in docs/troubleshooting.md',
     ),
     no_account=(
         removed(f"{SYSTEM}/serviceaccounts/vcuda-webhook"),
