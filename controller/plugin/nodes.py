@@ -7,6 +7,7 @@ labels nodes and charges pods. So this module needs the packages of the extra `s
 import math
 import os
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -33,7 +34,7 @@ from vcuda.placement.missing_models import model_warnings
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.observed_nodes import ObservedNode, nodes_of, observe
 from vcuda.placement.registers import read_registers
-from vcuda.quota.model import CORES_PER_CARD, Cores, Limit, Quota, total
+from vcuda.quota.model import CORES_PER_CARD, Cores, NamespaceQuota, Quota, total
 from vcuda.quota.terms import SYSTEM_NAMESPACES, UNASKED_NAMESPACES
 from vcuda.requests.config import QuotaConfig, parse_config
 from vcuda.requests.resources import PLAIN_CARDS, GpuResources, ProductRow
@@ -81,7 +82,7 @@ class PromisedCards:
 
     model: str
     promised: float | None
-    """The sum of the limits of all namespaces, with the grants that apply now."""
+    """The sum of the limits of all namespaces, with the grants that apply now. A limit counts at most as `total`."""
     present: float
     """The cards of the nodes of this model."""
     taking_pods: float
@@ -184,8 +185,9 @@ def _model_cards(
 ) -> Iterator[PromisedCards]:
     """Yield the cards of each model. ``closed``: nodes that take no new pods. ``is_known``: True with a quota."""
     promised: Counter[str] = Counter()
-    for limits in _limits_in_force(kube, quota):
-        promised.update({model: limit.most_cores for model, limit in limits.items()})
+    for entry in _entries_in_force(kube, quota):
+        most = entry.total.most_cores if entry.total else sys.maxsize
+        promised.update({model: min(limit.most_cores, most) for model, limit in entry.limits.items()})
     charged: Counter[str] = Counter()
     for report in _each(kube, "/api/v1/configmaps", lambda raw: read_report(msgspec.json.decode(raw)), EVERY_REPORT):
         for use in report.models:
@@ -202,14 +204,14 @@ def _model_cards(
         yield PromisedCards(model, own, present[model] / CORES_PER_CARD, taking[model] / CORES_PER_CARD, used, left)
 
 
-def _limits_in_force(kube: Kube, quota: Quota) -> Iterator[Mapping[str, Limit]]:
-    """Yield the limits of each namespace. The entry "*" counts once for each existing namespace that it limits."""
+def _entries_in_force(kube: Kube, quota: Quota) -> Iterator[NamespaceQuota]:
+    """Yield the quota of each namespace. The entry "*" counts once for each existing namespace that it limits."""
     names = {*quota.namespaces}
     if quota.default:
         names.update(_each(kube, "/api/v1/namespaces", lambda raw: _OBJECT.decode(raw).metadata.name))
     for name in names:
         if entry := quota.for_namespace(name):
-            yield entry.limits
+            yield entry
 
 
 def oversubscribed(models: Iterable[PromisedCards]) -> Iterator[str]:

@@ -24,7 +24,7 @@ class ModelCards(msgspec.Struct, frozen=True):
 
     ``cards``: the number of cards on all nodes; None if a node's number is unknown.
     ``used``: the charged cards. Pods and claims that are not placed yet count only if their quota is enforced.
-    ``limits``: the sum of all namespaces' limits.
+    ``limits``: the sum of all namespaces' limits, each at most the namespace's `total`.
     """
 
     model: str

@@ -14,21 +14,25 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 FIGURES = ("used", "limit", "available", "pending", "terminating", "reserved", "memory_used", "memory_limit")
 """The exported fields of a namespace's usage of one GPU model."""
+OF_TOTAL = ("used", "limit")
+"""The exported fields of a namespace's usage of all GPU models together. They are repeated on each line."""
 
 Cell = str | float | None
 
 
 def usage_csv(uses: Iterable[NamespaceUse]) -> str:
     """Return a line for each GPU model of each namespace. A namespace without any model has one line, too."""
-    return _csv(("namespace", "mode", "model", *FIGURES), _usage_lines(uses))
+    names = ("namespace", "mode", "model", *FIGURES, *(f"total_{name}" for name in OF_TOTAL))
+    return _csv(names, _usage_lines(uses))
 
 
 def _usage_lines(uses: Iterable[NamespaceUse]) -> Iterator[Sequence[Cell]]:
     for use in uses:
+        together = [getattr(use.total, name, None) for name in OF_TOTAL]
         for each in use.models:
-            yield (use.namespace, use.mode, each.model, *(getattr(each, name) for name in FIGURES))
+            yield (use.namespace, use.mode, each.model, *(getattr(each, name) for name in FIGURES), *together)
         if not use.models:
-            yield (use.namespace, use.mode, "", *[None] * len(FIGURES))
+            yield (use.namespace, use.mode, "", *[None] * len(FIGURES), *together)
 
 
 def holders_csv(holders: Iterable[Holder]) -> str:

@@ -190,10 +190,11 @@ def cluster_cards(
     """
     used: dict[str, float] = dict.fromkeys(cards, 0.0)
     limits: dict[str, float] = {}
-    for model in (model for use in uses.values() for model in use.models):
+    for within, model in ((each, model) for each in uses.values() for model in each.models):
         used.setdefault(model.model, 0.0)
         limit = (model.memory_limit or 0) / model.card_memory if model.limit is None else model.limit
-        limits[model.model] = limits.get(model.model, 0.0) + limit
+        most = limit if within.total is None else min(limit, within.total.limit or 0)
+        limits[model.model] = limits.get(model.model, 0.0) + most
     for model in (model for use in filter(_is_enforced, uses.values()) for model in use.models):
         used[model.model] += model.used
     for name, charge in others:

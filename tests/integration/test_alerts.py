@@ -43,6 +43,7 @@ BELOW_1, BELOW_2, ALL = f'{_SECONDS}"1"}}', f'{_SECONDS}"2"}}', f'{_SECONDS}"+In
 _MODEL = '{namespace="a",model="M40"}'
 USED, LIMIT = f"vcuda_quota_used_cards{_MODEL}", f"vcuda_quota_limit_cards{_MODEL}"
 MEMORY, MEMORY_LIMIT = f"vcuda_quota_used_memory_bytes{_MODEL}", f"vcuda_quota_limit_memory_bytes{_MODEL}"
+TOTALS = tuple(f'vcuda_quota_total_{name}_cards{{namespace="a"}}' for name in ("used", "limit"))
 DAY = 86400
 
 Series = Mapping[str, str]
@@ -149,8 +150,16 @@ CASES: Mapping[str, Case] = {
     "VcudaModelWithoutNodes": threshold('vcuda_quota_model_nodes{model="A1O0"}', steady(0), steady(1)),
     "VcudaQuotaNotInEffect": threshold('vcuda_quota_taking_effect{namespace="a"}', steady(1), steady(0)),
     "VcudaQuotaExceeded": Case(
-        [{USED: steady(4.01), LIMIT: steady(4)}, {MEMORY: steady(2), MEMORY_LIMIT: steady(1)}],
-        [{USED: steady(4), LIMIT: steady(4), MEMORY: steady(1), MEMORY_LIMIT: steady(1)}, {}],
+        [
+            {USED: steady(4.01), LIMIT: steady(4)},
+            {MEMORY: steady(2), MEMORY_LIMIT: steady(1)},
+            {USED: steady(4), LIMIT: steady(4), **dict(zip(TOTALS, (steady(6), steady(5)), strict=True))},
+        ],
+        [
+            {USED: steady(4), LIMIT: steady(4), MEMORY: steady(1), MEMORY_LIMIT: steady(1)},
+            dict.fromkeys(TOTALS, steady(5)),
+            {},
+        ],
     ),
     "VcudaTerminatingStays": threshold('vcuda_quota_terminating_cards{namespace="a"}', steady(100), "100 0x149"),
     "VcudaPodsUnpinned": threshold('vcuda_quota_unpinned_pods{namespace="a"}', steady(1), steady(0)),

@@ -297,6 +297,15 @@ def test_grafana_can_load_the_dashboard(objects: list[Json]) -> None:
     assert {target["datasource"]["uid"] for panel in panels for target in panel["targets"]} == {"${datasource}"}
 
 
+def test_the_dashboard_shows_the_used_part_of_each_limit_and_of_each_total(objects: list[Json]) -> None:
+    dashboard = json.loads(one(objects, "ConfigMap", "vcuda-quota-dashboard")["data"]["vcuda-quota.json"])
+    [panel] = [each for each in dashboard["panels"] if each["title"] == "Used of the quota"]
+    assert [
+        [name for name in ("limit_cards", "total_limit_cards") if f"vcuda_quota_{name}" in target["expr"]]
+        for target in panel["targets"]
+    ] == [["limit_cards"], ["total_limit_cards"]]
+
+
 def test_our_mutating_webhook_is_called_before_those_of_hami_and_vgpu_manager() -> None:
     """Webhooks are called in the order of the configurations' names. HAMi's rejects a nodeName, which ours replaces."""
     [found] = [each for each in rendered(BASE) if each["kind"] == "MutatingWebhookConfiguration"]

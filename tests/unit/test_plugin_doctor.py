@@ -249,10 +249,6 @@ CALL_FAILED = Unavailable('failed calling webhook "config.quota.vcuda.io": conne
         lambda api: api.objects[CRON_JOB]["spec"]["jobTemplate"]["spec"]["template"].update(spec=spec("vcuda-quota:0")),
         *("versions", "CronJob vcuda-certs has vcuda-quota:0", "rollout status deployment/vcuda-webhook"),
     ),
-    expired=(
-        lambda api: api.issue(NOW - timedelta(days=95)),
-        *("certificates", "tls.crt expired 5 days ago, at ", JOB),
-    ),
     expired_today=(
         lambda api: api.issue(NOW - timedelta(days=90, hours=3, minutes=5)),
         *("certificates", "tls.crt expired 3 hours ago, at ", JOB),

@@ -293,6 +293,11 @@ def test_the_entry_for_all_namespaces_is_promised_once_for_each_namespace_that_i
     assert models()["A100"]["promised"] == 4 + 2
 
 
+def test_a_limit_above_the_total_of_its_namespace_promises_only_the_total(cluster: Cluster) -> None:
+    store_quota(cluster, "{team-a: {total: 6, quota: {A100: 8, T4: 4}}, team-b: {quota: {A100: 2}}}")
+    assert {name: each["promised"] for name, each in models().items()} == {"A100": 6 + 2, "T4": 4}
+
+
 def test_a_limit_of_memory_alone_promises_the_cards_with_this_memory(cluster: Cluster) -> None:
     store_quota(cluster, "team-a: {quota: {A100: {memory: 80Gi}}}", gpu_models="{A100: {memory: 40Gi}}")
     assert models()["A100"]["promised"] == 2

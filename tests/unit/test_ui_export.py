@@ -46,6 +46,16 @@ def test_a_namespace_without_a_model_has_a_row_with_empty_figures() -> None:
     assert {name: text for name, text in row.items() if text} == {"namespace": "a", "mode": "enforce"}
 
 
+def test_the_total_of_a_namespace_is_in_columns_of_each_row() -> None:
+    use = namespace_use("a", model_use("T4", 8, 2), model_use("A100", 8, 3))
+    uses = {"a": replace(use, total=model_use("total", 6, 5)), "b": namespace_use("b", model_use("T4", 8))}
+    rows = rows_of(client_of(Sample(uses)), "/usage")
+    assert [(row["namespace"], row["total_used"], row["total_limit"]) for row in rows] == [
+        *[("a", "5", "6")] * 2,
+        ("b", "", ""),
+    ]
+
+
 def test_the_rows_that_the_page_leaves_out_are_in_the_files() -> None:
     assert len(rows_of(client_of(crowd(600, models=1)), "/usage")) == 600
 

@@ -1,6 +1,7 @@
 """Tests of the leader's data on the usage page, and of the text that a standby shows."""
 
 import threading
+from dataclasses import replace
 
 import msgspec
 
@@ -65,6 +66,12 @@ def test_the_cluster_counts_limited_namespaces_by_their_reports_and_the_rest_by_
         ModelCards("M40", 16, 4, 8),
         ModelCards("P100", None, 0.25, 2),
     ]
+
+
+def test_a_limit_above_the_total_of_its_namespace_counts_as_the_total() -> None:
+    models, together = (model_use("M40", 8), model_use("P100", 2)), model_use("total", 6)
+    uses = {"team-a": replace(namespace_use("team-a", *models), total=together), "b": namespace_use("b", models[0])}
+    assert [(each.model, each.limits) for each in cluster_cards({}, uses, [])] == [("M40", 6 + 8), ("P100", 2)]
 
 
 def test_pods_and_claims_that_no_quota_bounds_use_no_cards_before_they_are_placed() -> None:
