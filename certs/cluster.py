@@ -28,7 +28,7 @@ APPLY_AGAIN = (
     " or kubectl apply -k manifests/base if kustomize installed vcuda quota"
 )
 
-_LABELS = {parsing.MANAGED_BY: parsing.OURS}
+_LABELS = {parsing.WRITTEN_BY: parsing.OURS}
 
 
 def dial_all(addresses: Mapping[str, bool], server_name: str) -> tuple[state.DialledEndpoint, ...]:

@@ -22,8 +22,8 @@ _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
 
 Json = Mapping[str, Any]
 
-MANAGED_BY = "app.kubernetes.io/managed-by"
-OURS = "vcuda-certs"
+WRITTEN_BY, OURS = "quota.vcuda.io/written-by", "vcuda-certs"
+"""The label of the objects that vcuda-certs writes, and its value. Helm overwrites ``app.kubernetes.io/managed-by``."""
 TRUSTED = "quota.vcuda.io/ca-trusted-since"
 SERVED = "quota.vcuda.io/ca-served-since"
 TLS_TYPE = "kubernetes.io/tls"
@@ -136,9 +136,9 @@ def secret_problem(secret: Json, refs: ObjectRefs, wanted_type: str | None) -> s
     if tool := other_tool(secret):
         text = f"Secret {name} is managed by {tool}; choose another Secret with --ca-secret"
         return state.Problem(text, f"kubectl get {target} {name}")
-    if secret.get("data") and labels.get(MANAGED_BY) != OURS:
+    if secret.get("data") and labels.get(WRITTEN_BY) != OURS:
         text = f"Secret {name} was not created by vcuda-certs; label it to let vcuda-certs write it"
-        return state.Problem(text, f"kubectl label {target} {name} {MANAGED_BY}={OURS} --overwrite")
+        return state.Problem(text, f"kubectl label {target} {name} {WRITTEN_BY}={OURS} --overwrite")
     if secret.get("immutable"):
         text = f"Secret {name} is immutable, so vcuda-certs cannot write it"
         return state.Problem(text, f"kubectl delete {target} {name}")
@@ -205,9 +205,9 @@ def read_client_cas(config_map: Json | None, name: str, namespace: str) -> state
     text = str(_part(there, "data").get(CLIENT_CA_KEY) or "")
     bundle, whole = read_certificates(text.encode())
     found = state.Configuration("ConfigMap", name, _version(there), (state.Hook(0, CLIENT_CA_KEY, bundle, not whole),))
-    if not text or is_labelled(there, {MANAGED_BY: OURS}):
+    if not text or is_labelled(there, {WRITTEN_BY: OURS}):
         return found
-    command = f"kubectl label -n {namespace} configmap {name} {MANAGED_BY}={OURS} --overwrite"
+    command = f"kubectl label -n {namespace} configmap {name} {WRITTEN_BY}={OURS} --overwrite"
     text = f"{found} was not created by vcuda-certs; label it to let vcuda-certs write it"
     return replace(found, read_only=state.Problem(text, command))
 

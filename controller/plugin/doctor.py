@@ -51,6 +51,9 @@ REPLICAS = {WEBHOOK: 3, CONTROLLER: 2}
 _REFUSED = (registration.NO_TRUST, registration.EXPIRED)
 _MAX_FAILING = datetime.timedelta(hours=2)
 """The time without a successful Job of the CronJob after which its Jobs count as failing. The CronJob runs hourly."""
+_CERTIFICATE_JOBS = (CERTIFICATES, *(f"vcuda-{name}-certs" for name in ("client", "extender", "scheduler")))
+MAX_RESTARTS = 3
+"""A pod of a Job counts as failing if its container has been restarted at least this many times."""
 _CALL_FAILED, _NO_SERVICE = "failed calling webhook", f'service "{WEBHOOK}" not found'
 _NO_CLIENT_CERTIFICATE = "the server has asked for the client to provide credentials"
 """The API server's answer contains this text if the webhook requires a client certificate that it does not present."""
@@ -227,6 +230,7 @@ def _certificates(seen: Installation) -> Iterator[Defect | str]:
             restart = f"If this lasts for minutes: {seen.kubectl(f'rollout restart deployment/{WEBHOOK}')}"
             yield Defect(f"pod {each.pod} serves another certificate than Secret {SECRET} has", restart)
     yield from _renewal(seen)
+    yield from _failing_jobs(seen)
     yield "; ".join(texts)
 
 
@@ -245,6 +249,15 @@ def _renewal(seen: Installation) -> Iterator[Defect]:
     if datetime.datetime.fromisoformat(started) - datetime.datetime.fromisoformat(since) > _MAX_FAILING:
         logs = seen.kubectl(f"logs -l app.kubernetes.io/name={CERTIFICATES} --tail=50")
         yield Defect(f"no Job of {where} has succeeded since {since}", f"Read the log of its Jobs: {logs}")
+
+
+def _failing_jobs(seen: Installation) -> Iterator[Defect]:
+    for name in _CERTIFICATE_JOBS:
+        for pod, each in seen.pods(name).items():
+            restarts = max((one["restartCount"] for one in each["status"].get("containerStatuses", ())), default=0)
+            if restarts >= MAX_RESTARTS:
+                logs = seen.kubectl(f"logs {pod} --previous")
+                yield Defect(f"pod {pod} has failed {restarts} times to renew certificates", f"Read its log: {logs}")
 
 
 def _quota(seen: Installation) -> Iterator[Defect | str]:

@@ -115,7 +115,7 @@ def test_one_run_repairs_the_damage(stage: Stage, namespace: str, damage: Damage
     assert_at_rest(stage, namespace)
 
 
-NOT_OURS = {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}
+NOT_OURS = {"metadata": {"labels": {"quota.vcuda.io/written-by": None}}}
 
 
 @pytest.mark.parametrize(

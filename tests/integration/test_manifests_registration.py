@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from certs.client import client as certs_client
-from certs.parsing import CLIENT_CA_KEY, MANAGED_BY, OURS
+from certs.parsing import CLIENT_CA_KEY, OURS, WRITTEN_BY
 from controller.recount.labels import PROBE_POLICY
 from tests import rendered as manifests
 from tests.integration.overlays import every_overlay, flags
@@ -123,7 +123,7 @@ def test_the_client_certificate_is_issued_with_rights_for_its_names_only(tmp_pat
     assert [rule["resourceNames"] for rule in rules] == [*names.values()]
     assert {verb for rule in rules for verb in rule["verbs"]} == {"get", "patch"}
     for written in (one(objects, kind, name) for kind in names for name in names[kind]):
-        assert written["metadata"]["labels"].items() >= {MANAGED_BY: OURS}.items()
+        assert written["metadata"]["labels"].items() >= {WRITTEN_BY: OURS}.items()
         assert "data" not in written
 
 

@@ -131,10 +131,10 @@ CAS = make_authority(START, client=True).certificate_pem().decode()
     "config_map, found",
     no_ConfigMap_yet=(None, (0, False, False)),
     empty=({"metadata": {}, "data": None}, (0, False, False)),
-    ours=({"metadata": {"labels": {parsing.MANAGED_BY: parsing.OURS}}, "data": {"ca.crt": CAS}}, (1, False, False)),
+    ours=({"metadata": {"labels": {parsing.WRITTEN_BY: parsing.OURS}}, "data": {"ca.crt": CAS}}, (1, False, False)),
     somebody_elses=({"metadata": {}, "data": {"ca.crt": CAS}}, (1, False, True)),
     other_text_besides_certificates=(
-        {"metadata": {"labels": {parsing.MANAGED_BY: parsing.OURS}}, "data": {"ca.crt": f"{CAS}words"}},
+        {"metadata": {"labels": {parsing.WRITTEN_BY: parsing.OURS}}, "data": {"ca.crt": f"{CAS}words"}},
         (1, True, False),
     ),
 )

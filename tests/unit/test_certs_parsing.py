@@ -33,7 +33,7 @@ SECRETS = [line for pair in (CA, NEXT, LEAF) for line in pair.key_pem().decode()
 
 def secret(annotations: dict[str, str] | None = None, **data: bytes) -> dict[str, Any]:
     """Return a Secret of this project. ``ca_crt`` is the value of its key ca.crt."""
-    metadata = {"name": "vcuda-webhook-tls", "resourceVersion": "7", "labels": {parsing.MANAGED_BY: parsing.OURS}}
+    metadata = {"name": "vcuda-webhook-tls", "resourceVersion": "7", "labels": {parsing.WRITTEN_BY: parsing.OURS}}
     texts = {name.replace("_", "."): base64.b64encode(text).decode() for name, text in data.items()}
     return {"metadata": {**metadata, "annotations": annotations}, "type": TLS_TYPE, "data": texts}
 

@@ -264,6 +264,10 @@ CALL_FAILED = Unavailable('failed calling webhook "config.quota.vcuda.io": conne
         lambda api: api.objects[CRON_JOB].update(status={"lastScheduleTime": f"{NOW:%FT%TZ}"}),
         *("certificates", "no Job of CronJob vcuda-quota/vcuda-certs has succeeded since ", "logs -l"),
     ),
+    crash_looping_job=(
+        lambda api: api.store_pod("vcuda-client-certs", "certs-x", pod(containerStatuses=[{"restartCount": 3}])),
+        *("certificates", "pod certs-x has failed 3 times to renew certificates", "logs certs-x --previous"),
+    ),
     other_certificate=(
         lambda api: api.serve(1, vcuda_serving_certificate_expiry_seconds=5),
         *("certificates", "pod vcuda-webhook-1 serves another certificate", "rollout restart"),

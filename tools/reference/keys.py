@@ -102,9 +102,13 @@ OURS = {
     ),
     "app.kubernetes.io/managed-by": Told(
         "label of objects that vcuda quota creates",
-        "set by all parts, read by `vcuda-certs`",
-        "`vcuda-quota`, or `vcuda-certs` on Secrets. If a Secret has content but not this label, `vcuda-certs` never"
-        " overwrites the Secret.",
+        "set by the webhook and the controller",
+        "`vcuda-quota`.",
+    ),
+    "quota.vcuda.io/written-by": Told(
+        "label of the Secrets and ConfigMaps with certificates",
+        "set by the manifests, set and read by `vcuda-certs`",
+        "`vcuda-certs`. If a Secret has content but not this label, `vcuda-certs` never overwrites the Secret.",
     ),
     "app.kubernetes.io/component": Told(
         "label of the ConfigMaps `gpu-placements.NODE`",

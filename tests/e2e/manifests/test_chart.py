@@ -231,6 +231,22 @@ def test_a_release_that_kubectl_has_overwritten_is_restored_by_the_documented_co
         assert image_and_replicas(admin) == ("registry.example/vcuda-quota:0.1.0", 3)
 
 
+@pytest.mark.one_version
+@VERSIONS
+def test_certificates_are_rotated_after_an_upgrade_has_labelled_their_objects(
+    admin: Cluster, tmp_path: Path, name: str
+) -> None:
+    """Helm sets the label app.kubernetes.io/managed-by of every object of a release to Helm."""
+    with balancing() as balancer:
+        release = Release(admin, balancer, tmp_path, name)
+        release.install("clientCertificates.enabled=true")
+        first = release.system.rotate("vcuda-client-certs-first", timeout="10s")
+        assert first.returncode == 0, first.stdout + first.stderr
+        release.upgrade("clientCertificates.enabled=true", "controller.replicas=3")
+        again = release.system.rotate("vcuda-client-certs-first", timeout="10s")
+        assert again.returncode == 0, again.stdout + again.stderr
+
+
 def image_and_replicas(admin: Cluster) -> tuple[str, int]:
     found = admin.rest.get(CONTROLLER)
     return container(found)["image"], found["spec"]["replicas"]
