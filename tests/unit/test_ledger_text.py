@@ -71,8 +71,8 @@ def test_a_ledger_stays_small_with_as_many_pending_as_there_may_be(shapes: int, 
     assert len(json.dumps(write_ledger(ledger))) < bytes_
 
 
-VERSIONS = '{"format": 1, "committed": {}, "podResourceVersion": "7", "pending": {}, %s}'
-COUNTED = '{"format": 1, "committed": {}, "podResourceVersion": "", "pending": {"M40": [[%s]]}}'
+VERSIONS = '{"format": 2, "committed": {}, "podResourceVersion": "7", "pending": {}, %s}'
+COUNTED = '{"format": 2, "committed": {}, "podResourceVersion": "", "pending": {"M40": [[%s]]}}'
 
 
 @cases(
@@ -83,7 +83,7 @@ COUNTED = '{"format": 1, "committed": {}, "podResourceVersion": "", "pending": {
     cut_off="{",
     a_later_releases_format='{"format": 2}',
     a_format_that_is_not_a_number='{"format": "1"}',
-    a_missing_field='{"format": 1}',
+    a_missing_field='{"format": 2}',
     short=COUNTED % '{"cores": 1}',
     a_uid_without_its_end=COUNTED % '{"cores": 1}, "abc"',
     no_Base64=COUNTED % f'{{"cores": 1}}, "{"!" * 22}"',
@@ -92,7 +92,7 @@ COUNTED = '{"format": 1, "committed": {}, "podResourceVersion": "", "pending": {
     a_denominator_of_0=COUNTED % '{"cores": "100/0"}, ""',
     an_endless_numerator=COUNTED % f'{{"cores": "{"9" * 65}/7"}}, ""',
     cores_of_another_type=COUNTED % '{"cores": true}, ""',
-    pod_version_without_digits='{"format": 1, "committed": {}, "podResourceVersion": "x", "pending": {}}',
+    pod_version_without_digits='{"format": 2, "committed": {}, "podResourceVersion": "x", "pending": {}}',
     claim_version_without_digits=VERSIONS % '"claimResourceVersion": "x"',
     config_version_without_digits=VERSIONS % '"configVersion": "x"',
     config_version_with_non_ASCII_digits=VERSIONS % '"configVersion": "\u0661"',

@@ -249,7 +249,7 @@ def is_counted_before(ledger: Ledger, version: str, config_version: str) -> bool
 
 # A ledger's text must be short, because each batch of admissions writes the whole text. So the amounts of equal charges
 # are written once, and a uid takes 22 characters of base64 instead of 36. 512 pending charges take less than 20 kB.
-FORMAT = 1
+FORMAT = 2
 """The version of the encoding. A release rejects ledgers in any other format."""
 
 UIDS_REMEMBERED = 8192
