@@ -140,6 +140,8 @@ def _show_uses(uses: list[NamespaceUse], output: str) -> None:
         holders = (row for use in uses for row in holder_rows(use))
         show(uses, output, ("NAMESPACE", "MODEL", "HELD BY", "NAME", "CARDS", "MEMORY MiB"), *holders)
     if output in ("table", WIDE):
+        if not uses:
+            warn("no namespace has published usage: see kubectl gpuquota doctor")
         missing = [f"quotas are not in effect: {use.unregistered}" for use in uses if use.unregistered]
         warnings = (*missing, *total_warnings(uses), *(text for use in uses for text in use.warnings))
         for text in dict.fromkeys(warnings):

@@ -116,7 +116,7 @@ def _registration(seen: Installation) -> Iterator[Defect | str]:
         if each in (registration.NO_POLICIES, registration.NO_WEBHOOKS):
             yield Defect(str(each), "Enable this admission plugin in each API server")
         elif each in _REFUSED:
-            yield Defect(str(each), f"Renew the certificate: {seen.job}")
+            yield Defect(str(each), seen.renew)
     declared = [each for each in missing if (each.kind, each.name) in DECLARED and each not in _REFUSED]
     unread = [each for each in declared if each.unread]
     if unread:
@@ -215,14 +215,14 @@ def _certificates(seen: Installation) -> Iterator[Defect | str]:
     now, texts = datetime.datetime.now(datetime.UTC), list[str]()
     issued = seen.certificates()
     if not issued:
-        yield Defect(f"Secret {seen.system}/{SECRET} does not exist", f"Issue the certificate: {seen.job}")
+        yield Defect(f"Secret {seen.system}/{SECRET} does not exist", seen.renew)
     for key, one in issued.items():
         if one.end:
             left = one.end - now
             when = f"expires in {whole_units(left)}" if left.days >= 0 else f"expired {whole_units(-left)} ago"
             texts.append(f"{key} {when}, at {one.end:%FT%TZ}")
         if certificates.is_late(one, now):
-            yield Defect(f"{texts[-1]}, and was not renewed in time", f"Renew it: {seen.renew}")
+            yield Defect(f"{texts[-1]}, and was not renewed in time", seen.renew)
     end = issued["tls.crt"].end if issued else None
     for each in seen.replicas:
         served = each.metrics.get("vcuda_serving_certificate_expiry_seconds")

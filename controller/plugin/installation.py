@@ -238,10 +238,15 @@ class Installation:
 
     @property
     def renew(self) -> str:
-        """The command that renews the certificate, or that shows why cert-manager does not renew it."""
-        annotations = (self.secret and self.secret["metadata"].get("annotations")) or {}
-        by_cert_manager = any(key.startswith("cert-manager.io/") for key in annotations)
-        return self.kubectl("describe certificates,certificaterequests") if by_cert_manager else self.job
+        """What renews the certificate or the caBundles, or shows why cert-manager and its cainjector do not."""
+        configuration = self._get("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota")
+        owners = [each for each in (self.secret, configuration) if each]
+        if any(
+            key.startswith("cert-manager.io/") for each in owners for key in each["metadata"].get("annotations", ())
+        ):
+            certificates = self.kubectl("describe certificates,certificaterequests")
+            return f"See why cert-manager does not renew it: {certificates}, and kubectl -n cert-manager get pods"
+        return f"Renew the certificate: {self.job}"
 
     def certificates(self) -> Mapping[str, ServedCertificate]:
         """Return the certificate and the CA in the webhook's Secret, by key. Raises BadInput if one is malformed."""

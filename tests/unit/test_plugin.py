@@ -48,6 +48,11 @@ def test_a_namespace_is_shown_as_a_table(cluster: Cluster) -> None:
     ]
 
 
+@pytest.mark.usefixtures("cluster")
+def test_if_no_namespace_has_published_usage_the_way_to_the_reason_is_shown() -> None:
+    assert run("-A").stderr == "Warning: no namespace has published usage: see kubectl gpuquota doctor\n"
+
+
 def test_reserved_cards_have_a_column_only_while_there_are_some(cluster: Cluster) -> None:
     """Reserved cards are neither used nor free, so they need their own column."""
     cluster.publish("team-a", {**M40, "used": 5, "available": 1, "reserved": 2.0}, P100)

@@ -360,6 +360,16 @@ def test_a_certificate_of_cert_manager_is_not_renewed_by_our_job(api: Installed)
     assert "describe certificates" in found["action"]
 
 
+def test_a_ca_bundle_of_cert_manager_is_not_repaired_by_our_job(api: Installed) -> None:
+    """The Secret may not exist yet, so only the webhook configuration shows that cert-manager writes the caBundles."""
+    api.remove(SECRET)
+    api.objects[OF_VALIDATING]["metadata"]["annotations"]["cert-manager.io/inject-ca-from"] = "vcuda-quota/ca"
+    api.probe = ApiError(500, "x509: certificate signed by unknown authority")
+    found = [each for each in findings(1) if each["state"] != "ok"]
+    assert {each["check"] for each in found} == {"registration", "certificates"}
+    assert all("describe certificates" in each["action"] for each in found)
+
+
 def test_the_ca_bundle_is_not_blamed_for_an_expired_certificate(api: Installed) -> None:
     api.probe = ApiError(500, "x509: certificate has expired or is not yet valid: current time is after …")
     [found] = [each for each in findings(1) if each["state"] != "ok"]
