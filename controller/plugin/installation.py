@@ -7,6 +7,7 @@ import base64
 import datetime
 import enum
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -240,10 +241,8 @@ class Installation:
     def renew(self) -> str:
         """What renews the certificate or the caBundles, or shows why cert-manager and its cainjector do not."""
         configuration = self._get("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota")
-        owners = [each for each in (self.secret, configuration) if each]
-        if any(
-            key.startswith("cert-manager.io/") for each in owners for key in each["metadata"].get("annotations", ())
-        ):
+        annotations = [each["metadata"].get("annotations", {}) for each in (self.secret, configuration) if each]
+        if any(key.startswith("cert-manager.io/") for key in itertools.chain(*annotations)):
             certificates = self.kubectl("describe certificates,certificaterequests")
             return f"See why cert-manager does not renew it: {certificates}, and kubectl -n cert-manager get pods"
         return f"Renew the certificate: {self.job}"

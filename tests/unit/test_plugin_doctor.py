@@ -50,8 +50,7 @@ def api(home: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
 def findings(status: int) -> list[dict[str, str]]:
     told = run("doctor", "-o", "json")
     assert (told.exit_code, told.stderr) == (status, "")
-    found: list[dict[str, str]] = json.loads(told.stdout)
-    return found
+    return list[dict[str, str]](json.loads(told.stdout))
 
 
 @pytest.mark.usefixtures("api")
@@ -93,12 +92,11 @@ def stored(name: str, manifest: Json) -> Callable[[Installed], None]:
 
 
 def waiting(reason: str, message: str) -> Json:
-    states = [{"state": {"waiting": {"reason": reason, "message": message}}}]
-    return pod(phase="Pending", podIP=None, conditions=[], containerStatuses=states)
+    state = {"waiting": {"reason": reason, "message": message}}
+    return pod(phase="Pending", podIP=None, conditions=[], containerStatuses=[{"state": state}])
 
 
 def account(api: Installed, name: str) -> Json:
-    """Return the metadata of a ServiceAccount."""
     metadata: Json = api.objects[f"{SYSTEM}/serviceaccounts/{name}"]["metadata"]
     return metadata
 
@@ -108,6 +106,7 @@ def reads_quota(api: Installed, place: str) -> None:
     container["args"] = ["vcuda-webhook", "serve", f"--quota-configmap={place}"]
 
 
+OF_CERT_MANAGER = {"cert-manager.io/inject-ca-from": "vcuda-quota/ca"}
 LOST = Ledger(reserved={"lost": Reservation({}, 7)})
 BAD_IMAGE = waiting("ImagePullBackOff", "no such image")
 NO_CLIENT_CERTIFICATE = "the server has asked for the client to provide credentials"
@@ -255,6 +254,10 @@ CALL_FAILED = Unavailable('failed calling webhook "config.quota.vcuda.io": conne
     ),
     late=(lambda api: api.issue(NOW - timedelta(days=70)), "certificates", "was not renewed in time", JOB),
     no_certificate=(removed(SECRET), "certificates", "Secret vcuda-quota/vcuda-webhook-tls does not exist", JOB),
+    cert_manager=(
+        lambda api: (api.remove(SECRET), api.objects[OF_VALIDATING]["metadata"]["annotations"].update(OF_CERT_MANAGER)),
+        *("certificates", "Secret vcuda-quota/vcuda-webhook-tls does not exist", "describe certificates"),
+    ),
     no_cron_job=(removed(CRON_JOB), "certificates", "CronJob vcuda-quota/vcuda-certs does not exist", "helm upgrade"),
     suspended_cron_job=(
         lambda api: api.objects[CRON_JOB]["spec"].update(suspend=True),
@@ -265,8 +268,8 @@ CALL_FAILED = Unavailable('failed calling webhook "config.quota.vcuda.io": conne
         *("certificates", "no Job of CronJob vcuda-quota/vcuda-certs has succeeded since ", "logs -l"),
     ),
     crash_looping_job=(
-        lambda api: api.store_pod("vcuda-client-certs", "certs-x", pod(containerStatuses=[{"restartCount": 3}])),
-        *("certificates", "pod certs-x has failed 3 times to renew certificates", "logs certs-x --previous"),
+        stored("vcuda-client-certs-x", pod(containerStatuses=[{"restartCount": 3}])),
+        *("certificates", "certs-x has failed 3 times to renew certificates", "logs vcuda-client-certs-x --previous"),
     ),
     other_certificate=(
         lambda api: api.serve(1, vcuda_serving_certificate_expiry_seconds=5),
@@ -351,23 +354,6 @@ def test_what_cannot_be_read_is_unknown_and_no_guess_is_shown(api: Installed, re
 def test_a_replica_that_protects_its_metrics_still_answers(api: Installed) -> None:
     api.pages["0/metrics"] = ApiError(401, "a client certificate is required")
     findings(0)
-
-
-def test_a_certificate_of_cert_manager_is_not_renewed_by_our_job(api: Installed) -> None:
-    api.issue(NOW - timedelta(days=70))
-    api.objects[SECRET]["metadata"]["annotations"] = {"cert-manager.io/certificate-name": "vcuda-webhook"}
-    [found] = [each for each in findings(1) if each["state"] == "wrong"]
-    assert "describe certificates" in found["action"]
-
-
-def test_a_ca_bundle_of_cert_manager_is_not_repaired_by_our_job(api: Installed) -> None:
-    """The Secret may not exist yet, so only the webhook configuration shows that cert-manager writes the caBundles."""
-    api.remove(SECRET)
-    api.objects[OF_VALIDATING]["metadata"]["annotations"]["cert-manager.io/inject-ca-from"] = "vcuda-quota/ca"
-    api.probe = ApiError(500, "x509: certificate signed by unknown authority")
-    found = [each for each in findings(1) if each["state"] != "ok"]
-    assert {each["check"] for each in found} == {"registration", "certificates"}
-    assert all("describe certificates" in each["action"] for each in found)
 
 
 def test_the_ca_bundle_is_not_blamed_for_an_expired_certificate(api: Installed) -> None:

@@ -83,7 +83,7 @@ def undecided() -> list[Told]:
             "An operator must act: see [a damaged ledger](troubleshooting.md#a-damaged-ledger).",
         ),
         Told(
-            _unreadable('{"format": 2}'),
+            _unreadable('{"format": 1}'),
             "Continue the update of vcuda quota: replicas of the other release can read the ledger."
             " See [a damaged ledger](troubleshooting.md#a-damaged-ledger).",
         ),
