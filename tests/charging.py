@@ -50,7 +50,7 @@ def asked_by(pod: Mapping[str, Any], device: int = 100, *, has_mig: bool = True)
     ``device``: the charge for one ``nvidia.com/gpu``, in hundredths of a card.
     ``has_mig``: False if cards of the model have no MIG. A MIG device is then charged as a whole card.
     """
-    units = UNITS if has_mig else {name: WHOLE if "/mig-" in name else worth for name, worth in UNITS.items()}
+    units = UNITS if has_mig else {name: WHOLE if "/mig-" in name else value for name, value in UNITS.items()}
     return plus(*(_effective(pod["spec"], way, device, units) for way in (*OWN, *COUNTED, *units)))
 
 
@@ -81,9 +81,9 @@ def _container(container: Mapping[str, Any], way: str, device: int, units: Mappi
         return whole(amounts.get(name if "/" in name else f"nvidia.com/{name}", 0))
 
     if way in units:
-        worth = units[way]
-        count = ask(way) if worth != NOTHING else 0
-        return count * worth[0], count * worth[1], count * worth[2]
+        value = units[way]
+        count = ask(way) if value != NOTHING else 0
+        return count * value[0], count * value[1], count * value[2]
     if way in OWN:
         cores, memory = ask(f"{way}/vcuda-core"), ask(f"{way}/vcuda-memory") * OWN[way]
         return (cores, 0, cores) if cores >= 100 else (cores, memory, 0)

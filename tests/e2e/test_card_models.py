@@ -41,12 +41,12 @@ GPU = "nvidia.com/gpu"
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     with installed(cluster, tmp_path_factory.mktemp("own")) as found:
-        installation = worth(found, "0.25")
+        installation = with_value(found, "0.25")
         with controlling(installation):
             yield installation
 
 
-def worth(installation: Installation, cards: str) -> Installation:
+def with_value(installation: Installation, cards: str) -> Installation:
     """Return the installation with another value of a shared device, in cards.
 
     The next write of the quota stores this value.
@@ -80,7 +80,7 @@ def test_a_shared_card_admits_as_many_pods_as_it_is_split_into(
         for number in range(4):
             assert cluster.await_bound(team, f"train-{number}")["spec"]["nodeName"] == shared_node
         await_committed(own, team, **{"A100-shared": 100})
-        worth(own, "0.5").quota.limit()
+        with_value(own, "0.5").quota.limit()
         await_committed(own, team, **{"A100-shared": 200})
         assert "requested: 0.5 cards, used: 2" in cluster.try_create(asking(team, "train-4")).message
 

@@ -66,7 +66,7 @@ def used(table: MigTable, layout: Layout) -> tuple[Fraction, Fraction]:
 
 
 def charged(table: MigTable, layout: Layout) -> Fraction:
-    charges = (BUILT_IN.worth_of_profile(each, product_of(table)) or WHOLE_CARD for each in layout)
+    charges = (BUILT_IN.value_of_profile(each, product_of(table)) or WHOLE_CARD for each in layout)
     return Fraction(total(charges).cores) / 100
 
 
@@ -243,7 +243,7 @@ def test_a_model_that_is_known_to_have_no_mig_is_no_candidate_for_a_profile(
 @TABLE
 def test_no_product_with_mig_is_taken_for_one_without(table: MigTable) -> None:
     for name in (product_of(table), product_of(table).partition("-GB")[0], f"NVIDIA-{table.name}"):
-        assert BUILT_IN.worth_of_profile(next(iter(table.profiles)), name) is not None
+        assert BUILT_IN.value_of_profile(next(iter(table.profiles)), name) is not None
 
 
 def test_an_unknown_profile_is_rejected_with_lines_for_the_quota_config_map() -> None:

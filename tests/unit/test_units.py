@@ -58,7 +58,7 @@ def known(units: str = OWN, **data: str) -> GpuResources:
     memory_is_rounded_up=({"acme.com/odd": 1}, Charge(150, 2)),
     ones_own_class=({f"{CLASS}half.example.com": 1}, Charge(50, 0, 50)),
     beside_a_scheme=({"nvidia.com/gpu": 1, "nvidia.com/gpu.shared": 1}, Charge(125, 0, 125)),
-    beside_what_is_worth_nothing=({"amd.com/gpu": 1, "nvidia.com/hostdev": 1, "amd.com/nic": 1}, Charge(100, 0, 100)),
+    beside_resources_without_value=({"amd.com/gpu": 1, "nvidia.com/hostdev": 1, "amd.com/nic": 1}, Charge(100, 0, 100)),
 )
 def test_a_unit_is_charged_its_count_times_its_value(limits: dict[str, object], charge: Charge) -> None:
     manifest = vcuda_pod(limits)
@@ -167,7 +167,7 @@ def test_a_resource_of_a_vendor_that_no_table_has_may_be_a_gpu(domain: str) -> N
 @cases(
     "name, unknown",
     a_class=(f"{CLASS}acme.com", True),
-    a_class_without_a_fixed_worth=(f"{CLASS}mig.nvidia.com", True),
+    a_class_without_a_fixed_value=(f"{CLASS}mig.nvidia.com", True),
     a_known_class=(f"{CLASS}gpu.nvidia.com", False),
     a_compute_domain=(f"{CLASS}compute-domain-daemon.nvidia.com", False),
     hamis_priority=("nvidia.com/priority", False),
@@ -300,4 +300,4 @@ def test_any_text_is_read_or_rejected_with_a_path(text: str) -> None:
     except QuotaFault as rejected:
         faults = rejected.faults
     assert all(fault.path.removeprefix("data.").startswith("gpu_units") and fault.message for fault in faults)
-    assert all(worth.cores > 0 or worth == Charge() for worth in read.own_units.values())
+    assert all(value.cores > 0 or value == Charge() for value in read.own_units.values())

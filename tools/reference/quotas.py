@@ -332,13 +332,13 @@ def _warnings() -> Iterator[Told]:
     counted = Nodes.of({"one": {MODEL: "M40", COUNT_LABEL: "4"}}, NODES.keys)
     for told in _edited(_document("team-a: {quota: {M40: 800}}"), nodes=counted).warnings:
         yield Told(told, slip)
-    worth = {**_document("team-a: {quota: {M40: 8}}"), MODELS: "{M40: {cards: 0.5}}"}
+    valued = {**_document("team-a: {quota: {M40: 8}}"), MODELS: "{M40: {cards: 0.5}}"}
     yield Told(
-        _edited(worth).warnings[-1], "Remove `cards` from the model, or `extendedResourceName` from the DeviceClass."
+        _edited(valued).warnings[-1], "Remove `cards` from the model, or `extendedResourceName` from the DeviceClass."
     )
     hami = Nodes.of({"one": {MODEL: "M40"}}, NODES.keys, {"one": {HAMI.name: ()}})
     yield Told(
-        _edited(worth, nodes=hami).warnings[-1],
+        _edited(valued, nodes=hami).warnings[-1],
         "Give the nodes that run HAMi a model of their own, by their model label.",
     )
     labelled = {"metadata": {"labels": {quota_edit.LABEL: "true"}}, "data": _document("team-a: {quota: {M40: 8}}")}

@@ -173,9 +173,9 @@ class ClaimCounter:
             # If a claim has no faults, all its requests for GPUs are charged, so a device of another request is no GPU.
             # If the claim has faults, that request may be for a GPU. So a device of a known model is charged a card.
             unlisted = WHOLE_CARD if own and asked.faults else Charge()
-            worth = asked.worth(entry, model) if entry and model else unlisted
-            if model and worth != Charge():
-                given[model] = given.get(model, Charge()) + worth
+            value = asked.value(entry, model) if entry and model else unlisted
+            if model and value != Charge():
+                given[model] = given.get(model, Charge()) + value
         return given
 
     def _other_card(self, claim: StoredClaim, pin: str) -> OtherCard | None:

@@ -14,7 +14,7 @@ import msgspec
 
 from vcuda.claims.devices import DeviceOffer, Devices
 from vcuda.claims.digest import PINS_TOO_LARGE, ClaimDigest
-from vcuda.claims.drivers import DeviceKind, Kind, UnitWorth
+from vcuda.claims.drivers import DeviceKind, Kind, UnitValue
 from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.claims.products import Products
 from vcuda.claims.shares import DECISIVE, charge_of_card, charge_of_share
@@ -45,7 +45,7 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
 
     devices: Devices
     products: Products
-    worth_of: UnitWorth
+    value_of: UnitValue
     resources: GpuResources = BUILT_IN
 
     # `kinds` is cached, because a cluster can have many devices, and every device request of a claim needs `kinds`.
@@ -76,7 +76,7 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
 
     def partition(self, profile: str, model: str) -> Charge:
         """Return the charge of a MIG partition on a GPU model; a whole card if the profile is unknown."""
-        return self.resources.worth_of_profile(profile, model) or WHOLE_CARD
+        return self.resources.value_of_profile(profile, model) or WHOLE_CARD
 
     def offers_on(self, driver: str, device_type: str, model: str) -> tuple[DeviceOffer, ...]:
         return self.kinds.get((driver, device_type), KindOffers()).on(model)
@@ -214,19 +214,19 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return len(self._shapes) + sum(map(len, self._counts))
 
     def _charge(self, model: str) -> Charge:
-        worths = {shape: self._worth(shape, model) for shape in self._shapes}
-        dearest = ((_peak(worths[shape] * count for shape, count in each), n) for each, n in self._counts.items())
+        values = {shape: self._value(shape, model) for shape in self._shapes}
+        dearest = ((_peak(values[shape] * count for shape, count in each), n) for each, n in self._counts.items())
         return total(charge * requests for charge, requests in dearest)
 
-    def worth(self, entry: ClaimEntry, model: str) -> Charge:
+    def value(self, entry: ClaimEntry, model: str) -> Charge:
         """Return the charge for one device of ``entry``, if the claim gets devices of GPU model ``model``."""
-        return self._worth(_Shape.of(entry), model)
+        return self._value(_Shape.of(entry), model)
 
-    def _worth(self, shape: _Shape, model: str) -> Charge:
+    def _value(self, shape: _Shape, model: str) -> Charge:
         found = shape.found
         match found.kind:
             case Kind.UNIT:
-                return found.worth
+                return found.value
             case Kind.MIG if shape.profile:
                 return self.policy.partition(shape.profile, model)
             case Kind.MIG if shape.pinned is not None:
@@ -237,7 +237,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         offers = self.policy.offers_on(found.driver or "", found.type, model)
         if found.kind is Kind.SHARE:
             return _peak(charge_of_share(capacities, offer) for offer in offers)
-        return _peak(charge_of_card(capacities, offer, found.worth) for offer in offers)
+        return _peak(charge_of_card(capacities, offer, found.value) for offer in offers)
 
     def model(self, *, lenient: bool = False) -> str | None:
         """Return the GPU model to which the claim's selectors (pins) limit it; None if they allow several models.
@@ -295,7 +295,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         for (pinned, products, profile), path in self._constraints.items():
             if pinned not in (None, model):
                 return f"a selector of {path}, which pins the request to {pinned}"
-            if profile and self.policy.resources.worth_of_profile(profile, model) is None:
+            if profile and self.policy.resources.value_of_profile(profile, model) is None:
                 return f"{path}: {unknown_profile(profile, model)}"
             known = self._models_of_products[products]
             if known and model not in known:

@@ -58,7 +58,7 @@ _BY_CLASS = {name: driver for driver in DRIVERS for name in driver.classes}
 NO_GPU_DRIVERS = frozenset({"compute-domain.nvidia.com"})
 """DRA drivers whose devices are not GPUs. A device of compute-domain.nvidia.com is a channel between nodes."""
 
-UnitWorth = Callable[[str], Charge | None]
+UnitValue = Callable[[str], Charge | None]
 """A function that returns the charge of one device of the named DeviceClass; None if no charge is configured."""
 
 
@@ -69,7 +69,7 @@ class DeviceKind(msgspec.Struct, frozen=True, gc=False):
     """The DRA driver of the devices; None if the driver is unknown."""
     kind: Kind
     type: str = ""
-    worth: Charge = Charge()
+    value: Charge = Charge()
     """The charge of one device in key ``gpu_units`` of the quota ConfigMap, if ``kind`` is UNIT. If ``kind`` is WHOLE:
     the charge of a card that any number of claims may share."""
     profile: str = ""
@@ -78,10 +78,10 @@ class DeviceKind(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_gpu(self) -> bool:
         """True if devices of the class are charged; False if they are no GPUs, by ``gpu_units`` or by their driver."""
-        return self.kind is not Kind.UNIT or self.worth != Charge()
+        return self.kind is not Kind.UNIT or self.value != Charge()
 
 
-def find_kind(name: str, devices: Devices, worth_of: UnitWorth) -> DeviceKind | None:
+def find_kind(name: str, devices: Devices, value_of: UnitValue) -> DeviceKind | None:
     """Return how devices of a DeviceClass are charged; None if neither `gpu_units` nor the driver says so."""
     facts = devices.classes.get(name)
     own = _BY_CLASS.get(name)
@@ -93,11 +93,11 @@ def find_kind(name: str, devices: Devices, worth_of: UnitWorth) -> DeviceKind | 
     if driver in _BY_NAME:
         known = _BY_NAME[driver]
         device_type = (facts.type if facts else known.classes.get(name)) or ""
-        worth = worth_of(name)
-        if worth is not None and name not in known.classes:
-            return DeviceKind(driver, Kind.UNIT, device_type, worth)
+        value = value_of(name)
+        if value is not None and name not in known.classes:
+            return DeviceKind(driver, Kind.UNIT, device_type, value)
         # A device of an unknown type is charged as a whole card, because no device is more than one card.
         kind = known.kinds.get(device_type, Kind.WHOLE)
-        return DeviceKind(driver, kind, device_type, worth or WHOLE_CARD, profile=(facts and facts.profile) or "")
-    worth = worth_of(name)
-    return None if worth is None else DeviceKind(driver, Kind.UNIT, worth=worth)
+        return DeviceKind(driver, kind, device_type, value or WHOLE_CARD, profile=(facts and facts.profile) or "")
+    value = value_of(name)
+    return None if value is None else DeviceKind(driver, Kind.UNIT, value=value)

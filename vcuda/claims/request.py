@@ -33,14 +33,14 @@ def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
             faults.append(Fault(base, "must have the field `exactly` or the field `firstAvailable`"))
         for read in itertools.islice(reads, len(request.entries)):
             path, entry = f"{base}.{read.entry.field}", read.entry
-            found = find_kind(entry.device_class_name, policy.devices, policy.worth_of)
+            found = find_kind(entry.device_class_name, policy.devices, policy.value_of)
             if found is None:
                 faults.append(_unknown_class(path, entry.device_class_name))
             # An entry for devices that are not GPUs is not checked, because such devices are not charged.
             elif found.is_gpu:
                 faults.extend(_shape_faults(path, read, found))
                 profile = _profile_of(read, found)
-                if found.kind is Kind.MIG and profile and policy.resources.worth_of_profile(profile) is None:
+                if found.kind is Kind.MIG and profile and policy.resources.value_of_profile(profile) is None:
                     faults.append(Fault(f"{path}.selectors", unknown_profile(profile)))
                 capacities, wrong = _read_capacities(path, entry, found, policy)
                 faults.extend(wrong)

@@ -19,7 +19,7 @@ from vcuda.placement.registers import Registers
 from vcuda.quota.model import CORES_PER_CARD, Charge, total
 from vcuda.quota.values import listed
 from vcuda.requests.mig import PROFILE
-from vcuda.requests.resources import BUILT_IN, PLAIN_CARDS, CardModels, CardWorth, GpuResources
+from vcuda.requests.resources import BUILT_IN, PLAIN_CARDS, CardModels, CardValue, GpuResources
 
 _FROM = " from "
 _DISPLAY = {
@@ -109,7 +109,7 @@ class Found(msgspec.Struct, frozen=True):
         if facts.malformed:
             return None
         model = self.model(known.models)
-        whole = facts.offered.get(PLAIN_CARDS, 0) * known.models.worths.get(model, CardWorth()).cores
+        whole = facts.offered.get(PLAIN_CARDS, 0) * known.models.card_values.get(model, CardValue()).cores
         parts = total(_mig_slices(facts, known, published, model)).cores if model else 0
         return float(whole + parts) / CORES_PER_CARD if parts or PLAIN_CARDS in facts.offered else None
 
@@ -230,7 +230,7 @@ def _mig_slices(facts: NodeFacts, known: GpuResources, published: DriverCards, m
         *((offer.profile, count) for offers in published.values() for offer, count in offers.items() if offer.profile),
     ]
     for profile, count in profiles:
-        if charge := known.worth_of_profile(profile, model):
+        if charge := known.value_of_profile(profile, model):
             yield charge * count
 
 

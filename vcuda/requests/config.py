@@ -117,7 +117,7 @@ def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
     return name
 
 
-def read_worth(value: object) -> Cores:
+def read_cards_of_unit(value: object) -> Cores:
     if isinstance(value, Decimal) and value.is_finite() and value <= 0:
         raise values.WrongValueError("must be above 0. For a resource that is not a GPU, write {}")
     # One unit of a resource may be 1 MiB, which is much less than a hundredth of a card. So many decimals are allowed.
@@ -132,7 +132,7 @@ def read_memory_of_unit(value: object) -> int:
 class _UnitEntry(values.StrictModel):
     """An entry of ``gpu_units``: the charge of one unit of a resource. It is empty for a resource that is not a GPU."""
 
-    cards: Annotated[Cores, pydantic.PlainValidator(read_worth)] = 0
+    cards: Annotated[Cores, pydantic.PlainValidator(read_cards_of_unit)] = 0
     memory: Annotated[int, pydantic.PlainValidator(read_memory_of_unit)] = 0
 
     @pydantic.model_validator(mode="after")
@@ -142,7 +142,7 @@ class _UnitEntry(values.StrictModel):
         return self
 
     @property
-    def worth(self) -> Charge:
+    def value(self) -> Charge:
         # If an entry states no memory, one unit is charged the same fraction of a card's memory as of its cores.
         return Charge(self.cards, self.memory, 0 if self.memory else self.cards)
 
@@ -167,4 +167,4 @@ def parse_units(text: str, taken: GpuResources) -> Mapping[str, Charge]:
         return entries
 
     entries = document.check_text(text, read, sentence)
-    return {name: entry.worth for name, entry in entries.items()}
+    return {name: entry.value for name, entry in entries.items()}

@@ -10,7 +10,7 @@ from vcuda.errors import Fault, cut
 from vcuda.k8s_types import Check, Container, Pod, Quantity, no_check, parse_whole
 from vcuda.quota.model import CORES_PER_CARD, Charge, total
 from vcuda.requests.mig import PROFILE
-from vcuda.requests.resources import BUILT_IN, CLASS_RESOURCE, NOTHING, PLAIN_CARDS, WHOLE_CARD, CardWorth, GpuResources
+from vcuda.requests.resources import BUILT_IN, CLASS_RESOURCE, NOTHING, PLAIN_CARDS, WHOLE_CARD, CardValue, GpuResources
 from vcuda.requests.schemes import Scheme
 from vcuda.requests.share_limits import ShareLimits
 
@@ -37,12 +37,12 @@ class ModelCharges(msgspec.Struct, frozen=True, gc=False):
         for profile, count in self.profiles:
             # A new pod that requests an unknown profile is rejected. A stored pod is charged a whole card for each
             # unknown profile.
-            charge += (self.known.worth_of_profile(profile, model) or WHOLE_CARD) * count
+            charge += (self.known.value_of_profile(profile, model) or WHOLE_CARD) * count
         return charge
 
     def unknown_profile(self, model: str) -> str | None:
         """Return the first requested MIG profile that the cards of a GPU model do not have."""
-        unknown = (each for each, _ in self.profiles if self.known.worth_of_profile(each, model) is None)
+        unknown = (each for each, _ in self.profiles if self.known.value_of_profile(each, model) is None)
         return next(unknown, None)
 
 
@@ -108,8 +108,8 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
         """
         return self.scheme is not None and self.scheme.register is not None and self.plain != self.scheme.name
 
-    def charge(self, kind: str, worth: CardWorth) -> Charge:
-        """Return the charge for one kind of resource on a GPU model whose devices have the size ``worth``.
+    def charge(self, kind: str, value: CardValue) -> Charge:
+        """Return the charge for one kind of resource on a GPU model whose devices have the size ``value``.
 
         ``kind``: the name of a vendor's scheme, or of a unit (a resource of no scheme).
         """
@@ -117,10 +117,10 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
         # If a container states no cores, each of its devices is charged 100 cores. So this quotient is the number of
         # devices.
         devices = charge.cores // CORES_PER_CARD
-        if kind == self.plain and worth.cores != CORES_PER_CARD:
-            return Charge(devices * worth.cores, 0, devices * worth.cores)
-        if kind == self.by_memory and devices and (charge.card_memory or worth.memory):
-            cores = charge.card_memory or devices * -(-charge.memory * CORES_PER_CARD // (devices * worth.memory))
+        if kind == self.plain and value.cores != CORES_PER_CARD:
+            return Charge(devices * value.cores, 0, devices * value.cores)
+        if kind == self.by_memory and devices and (charge.card_memory or value.memory):
+            cores = charge.card_memory or devices * -(-charge.memory * CORES_PER_CARD // (devices * value.memory))
             return Charge(max(cores, devices), charge.memory, charge.card_memory)
         return charge
 
@@ -168,18 +168,18 @@ def read_request(pod: Pod, known: GpuResources = BUILT_IN, check: Check = no_che
     profiles = [kind for kind in kinds if kind.startswith(PROFILE)]
     others = [kind for kind in kinds if not kind.startswith(PROFILE)] if profiles else kinds
 
-    def charge_of(worth: CardWorth) -> Charge:
-        return total(_effective_charge(kinds[kind], kind, worth) for kind in others)
+    def charge_of(value: CardValue) -> Charge:
+        return total(_effective_charge(kinds[kind], kind, value) for kind in others)
 
-    worths = known.worths if any(request.plain or request.by_memory for request in requests) else {}
-    different = {*worths.values(), CardWorth()}
+    card_values = known.card_values if any(request.plain or request.by_memory for request in requests) else {}
+    different = {*card_values.values(), CardValue()}
     check((len(different) - 1) * sum(map(len, kinds.values())))
-    by_worth = {worth: charge_of(worth) for worth in different}
-    otherwise = by_worth[CardWorth()]
-    by_profile = {kind: _effective_charge(kinds[kind], kind, CardWorth()) for kind in profiles}
+    by_value = {value: charge_of(value) for value in different}
+    otherwise = by_value[CardValue()]
+    by_profile = {kind: _effective_charge(kinds[kind], kind, CardValue()) for kind in profiles}
     on_models = None
-    if worths or profiles:
-        by_model = {model: by_worth[worth] for model, worth in worths.items()}
+    if card_values or profiles:
+        by_model = {model: by_value[value] for model, value in card_values.items()}
         counts = tuple(
             (kind.removeprefix(PROFILE), _count(each, known.unit_of(kind))) for kind, each in by_profile.items()
         )
@@ -200,8 +200,8 @@ def read_request(pod: Pod, known: GpuResources = BUILT_IN, check: Check = no_che
     )
 
 
-def _count(charge: Charge, worth: Charge | None) -> int:
-    return int(charge.cores // worth.cores) if worth and worth.cores else 0
+def _count(charge: Charge, value: Charge | None) -> int:
+    return int(charge.cores // value.cores) if value and value.cores else 0
 
 
 def _units(kinds: Iterable[str], schemes: Iterable[Scheme]) -> Iterator[str]:
@@ -228,13 +228,13 @@ def _needed(
     return {name: max(amount, together.get(name, 0)) for name, amount in alone.items()}
 
 
-def _effective_charge(asking: Iterable[tuple[str, Container, ContainerCharge]], kind: str, worth: CardWorth) -> Charge:
+def _effective_charge(asking: Iterable[tuple[str, Container, ContainerCharge]], kind: str, value: CardValue) -> Charge:
     # The scheduler counts each resource separately, as the larger of two sums (KEP-753, k8s.io/component-helpers
     # `resource.PodRequests`). The first sum has all containers and sidecars. The second sum has one init container and
     # the sidecars that start before it.
     together = largest = Charge()
     for path, container, request in asking:
-        charge = request.charge(kind, worth)
+        charge = request.charge(kind, value)
         if not path.startswith("spec.initContainers"):
             together += charge
         elif container.restart_policy == SIDECAR:
@@ -321,13 +321,13 @@ def _read_units(asked: Mapping[str, int], known: GpuResources) -> tuple[dict[str
     charges: dict[str, Charge] = {}
     per_card = 0
     for name, count in asked.items():
-        worth = known.unit_of(name) if name not in known.scheme_of else None
-        if worth is None:
+        value = known.unit_of(name) if name not in known.scheme_of else None
+        if value is None:
             continue
         # One unit may be charged several cards. Then it takes at most the 100 cores of one card from each of these
         # cards.
-        per_card = max(per_card, min(math.ceil(worth.cores), CORES_PER_CARD)) if count else per_card
-        charges[name] = worth * count
+        per_card = max(per_card, min(math.ceil(value.cores), CORES_PER_CARD)) if count else per_card
+        charges[name] = value * count
     return charges, per_card
 
 

@@ -121,7 +121,7 @@ class ProductRow(MigModel, frozen=True):
     """The cores (hundredths of a card) of one device, such as one nvidia.com/gpu, on nodes of the model."""
 
 
-class CardWorth(NamedTuple):
+class CardValue(NamedTuple):
     """The cores and memory of one device of a GPU model, from which the charge of a pod on this model is computed."""
 
     cores: int = CORES_PER_CARD
@@ -180,10 +180,10 @@ class CardModels(msgspec.Struct, frozen=True, dict=True):
         return tuple(dict.fromkeys([model, *known]))
 
     @functools.cached_property
-    def worths(self) -> Mapping[str, CardWorth]:
+    def card_values(self) -> Mapping[str, CardValue]:
         """The cores and memory of one device, for each model whose entry in ``gpu_models`` changes the defaults."""
-        worths = {model: CardWorth(row.cores, row.memory) for model, row in self.rows.items()}
-        return {model: worth for model, worth in worths.items() if worth != CardWorth()}
+        values = ((model, CardValue(row.cores, row.memory)) for model, row in self.rows.items())
+        return {model: value for model, value in values if value != CardValue()}
 
 
 NO_ROWS = CardModels()
@@ -199,14 +199,14 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
     """The resourceVersion of the quota ConfigMap that defines these resources."""
     models: CardModels = NO_ROWS
     """The GPU models that the operator described in ``gpu_models``."""
-    registered: Mapping[str, CardWorth] = {}
+    registered: Mapping[str, CardValue] = {}
     """The cores and memory of one device, for each GPU model for which the vendors' lists of cards change them."""
     limited: frozenset[str] | None = None
     """The GPU models that the quota document limits; None if no document has been read."""
 
     @functools.cached_property
-    def worths(self) -> Mapping[str, CardWorth]:
-        return {**self.models.worths, **self.registered}
+    def card_values(self) -> Mapping[str, CardValue]:
+        return {**self.models.card_values, **self.registered}
 
     @functools.cached_property
     def scheduler_users(self) -> frozenset[str]:
@@ -237,12 +237,12 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         # A pod that requests a card by the extended resource of a DeviceClass may get a card that no other pod shares.
         # So the charge of a shared card in `gpu_units` does not apply.
         own = None if name in SHARED_CLASSES and name != resource else self.own_units.get(name)
-        worth = own or BUILT_IN_UNITS.get(name)
-        if worth is None and name.startswith(PROFILE):
-            return self.worth_of_profile(name.removeprefix(PROFILE)) or WHOLE_CARD
-        return worth
+        value = own or BUILT_IN_UNITS.get(name)
+        if value is None and name.startswith(PROFILE):
+            return self.value_of_profile(name.removeprefix(PROFILE)) or WHOLE_CARD
+        return value
 
-    def worth_of_profile(self, profile: str, model: str | None = None) -> Charge | None:
+    def value_of_profile(self, profile: str, model: str | None = None) -> Charge | None:
         """Return the charge of a MIG profile on a GPU model; None if the charge is unknown.
 
         If ``model`` is None, return the largest charge on any GPU model.
@@ -276,7 +276,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         if len(resource) > LONGEST or resource in self.scheme_of:
             return False
         if resource.startswith(PROFILE):
-            return self.worth_of_profile(resource.removeprefix(PROFILE)) is None
+            return self.value_of_profile(resource.removeprefix(PROFILE)) is None
         if self.unit_of(resource) is not None:
             return False
         return resource.startswith(CLASS_RESOURCE) or ACCELERATOR.match(resource) is not None
@@ -304,14 +304,14 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         """
         whole = {scheme.name for scheme in self.schemes if scheme.counts_plain_cards}
         priced = any(scheme.cores_by_memory for scheme in self.schemes)
-        usual = self.models.worths
-        worths = dict(usual)
+        usual = self.models.card_values
+        card_values = dict(usual)
         for (scheme, model), memories in cards.items():
-            row, worth = self.models.rows.get(model, ProductRow()), worths.get(model, CardWorth())
-            cores = max(worth.cores, CORES_PER_CARD) if scheme in whole else worth.cores
-            smallest = min(filter(None, (worth.memory, *memories)), default=0)
-            worths[model] = CardWorth(cores, smallest if priced and not row.memory else worth.memory)
-        changed = {model: worth for model, worth in worths.items() if worth != usual.get(model, CardWorth())}
+            row, value = self.models.rows.get(model, ProductRow()), card_values.get(model, CardValue())
+            cores = max(value.cores, CORES_PER_CARD) if scheme in whole else value.cores
+            smallest = min(filter(None, (value.memory, *memories)), default=0)
+            card_values[model] = CardValue(cores, smallest if priced and not row.memory else value.memory)
+        changed = {model: value for model, value in card_values.items() if value != usual.get(model, CardValue())}
         return replace(self, registered=changed) if changed else self
 
 

@@ -22,7 +22,7 @@ from vcuda.quota.terms import TOTAL
 from vcuda.quota.values import suggestion
 from vcuda.registration import CALLED, PROBE
 from vcuda.requests.config import QuotaConfig, parse_config
-from vcuda.requests.resources import NO_ROWS, PLAIN_CARDS, CardModels, CardWorth, GpuResources
+from vcuda.requests.resources import NO_ROWS, PLAIN_CARDS, CardModels, CardValue, GpuResources
 from webhook.ledger import charging
 from webhook.review import context, first_limits
 from webhook.review.decisions import Rejection, Simple
@@ -228,13 +228,15 @@ def _doubts(quota: Quota, policy: context.PolicySnapshot | None, named: CardMode
 def _without_effect(resources: GpuResources, policy: context.PolicySnapshot | None) -> Iterator[Fault]:
     extended = policy.claims.devices.extended_resources if policy and policy.claims else ()
     if resources.with_claimed(extended) is not resources:
-        models = ", ".join(model for model, worth in resources.models.worths.items() if worth.cores != CORES_PER_CARD)
+        models = ", ".join(
+            model for model, value in resources.models.card_values.items() if value.cores != CORES_PER_CARD
+        )
         text = f"`cards` of {models} has no effect while a DeviceClass offers devices as {PLAIN_CARDS}"
         yield Fault("gpu_models", text)
     if policy:
         registered = policy.nodes.named_by(resources.models).registered_cards
-        for model, worth in resources.with_registered(registered).registered.items():
-            if worth.cores != resources.models.worths.get(model, CardWorth()).cores:
+        for model, value in resources.with_registered(registered).registered.items():
+            if value.cores != resources.models.card_values.get(model, CardValue()).cores:
                 text = f"`cards` of {model} has no effect while a node of this model has a register of HAMi"
                 yield Fault("gpu_models", text)
 
