@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.installation import account_of, tenant_of
 from tests.e2e.nested import nest
 from tests.integration.node.disk import Disk, snapshot, uid
 from tests.integration.reviews import card_pod
@@ -24,8 +23,6 @@ from vcuda.kube import Kube
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_version]
 
-STATIC = "4dbbbc6a1bd7a7d1d1e2b6c6a9c1a4f0"
-SYSTEM = "vcuda-quota-node"
 PERIOD, GRACE = 0.5, 2.0
 
 
@@ -134,82 +131,6 @@ def test_a_nested_pod_keeps_its_directory_and_stops_no_sweep(
         again.await_deleted(nested)
 
 
-def test_a_recreated_pod_with_the_same_name_has_another_directory(pods: Pods, agent: NodeProcess, disk: Disk) -> None:
-    first = pods.start("train-0")
-    pods.delete("train-0")
-    second = pods.start("train-0")
-    assert first != second
-    agent.await_deleted(first)
-    agent.await_sweeps(5)
-    assert second in disk.names()
-
-
-def test_while_a_static_pod_with_cards_runs_the_directories_of_former_mirror_pods_stay(
-    pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
-) -> None:
-    """A static pod has one uid on its node, and its mirror pod in the API has another.
-
-    The mirror pod may be replaced while the static pod runs.
-    """
-    annotations = {"kubernetes.io/config.mirror": STATIC, "kubernetes.io/config.hash": STATIC}
-    mirror = pods.start("static-gpu-7", annotations=annotations)
-    pods.make(STATIC)
-    (disk.kubelet / STATIC).mkdir()
-    with sweeping(cluster, disk, node, "--pod-uid", own) as agent:
-        pods.delete("static-gpu-7")
-        again = pods.start("static-gpu-7", annotations=annotations)
-        agent.await_sweeps(8)
-        assert {mirror, again, STATIC} <= disk.names()
-        agent.await_metric("vcuda_vm_directories_kept", 1, reason="static-pod")
-        pods.delete("static-gpu-7")
-        agent.await_sweeps(8)
-        assert {mirror, again, STATIC} <= disk.names()
-        (disk.kubelet / STATIC).rmdir()
-        for name in (mirror, again, STATIC):
-            agent.await_deleted(name)
-
-
-def test_a_static_pod_without_cards_delays_no_directory(
-    pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
-) -> None:
-    annotations = {"kubernetes.io/config.mirror": STATIC}
-    metadata = {"name": "proxy-gpu-7", "namespace": "kube-system", "annotations": annotations}
-    container = {"name": "main", "image": "proxy", "resources": {"limits": {"cpu": "1"}}}
-    spec = {"nodeName": node, "containers": [container], "tolerations": [{"operator": "Exists"}]}
-    cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-    (disk.kubelet / STATIC).mkdir()
-    try:
-        with sweeping(cluster, disk, node, "--pod-uid", own) as agent:
-            agent.await_deleted(pods.make(uid(1)))
-    finally:
-        cluster.delete_pod("kube-system", "proxy-gpu-7")
-
-
-def test_a_tenants_annotation_keeps_no_directory_of_a_static_pod(
-    pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
-) -> None:
-    """The tenant's pod has the annotation of mirror pods, with the uid of a static pod that was removed."""
-    (disk.kubelet / pods.make(STATIC)).mkdir()
-    with tenant_of(cluster, pods.namespace) as tenant:
-        Pods(tenant, pods.namespace, node, disk).start("forged", annotations={"kubernetes.io/config.hash": STATIC})
-    with sweeping(cluster, disk, node, "--pod-uid", own) as agent:
-        agent.await_sweeps(5)
-        assert STATIC in disk.names()
-        (disk.kubelet / STATIC).rmdir()
-        agent.await_deleted(STATIC)
-
-
-def test_a_directory_stays_until_kubelet_has_removed_its_own(pods: Pods, agent: NodeProcess, disk: Disk) -> None:
-    made = pods.start("train-0")
-    (disk.kubelet / made).mkdir()
-    pods.delete("train-0")
-    agent.await_metric("vcuda_vm_directories_kept", 1, reason="kubelet")
-    agent.await_sweeps(8)
-    assert made in disk.names()
-    (disk.kubelet / made).rmdir()
-    agent.await_deleted(made)
-
-
 def test_nothing_is_deleted_while_the_api_server_is_down_and_a_starting_agent_waits(
     control_plane: ControlPlane, pods: Pods, cluster: Cluster, *, disk: Disk, node: str, own: str
 ) -> None:
@@ -238,18 +159,3 @@ def test_the_agent_serves_health_and_metrics_and_stops_on_sigterm(agent: NodePro
     assert agent.metric("vcuda_vm_last_complete_sweep_timestamp_seconds") > 0
     assert agent.terminate() == 0
     assert agent.logs("stopped")
-
-
-@pytest.fixture(scope="module")
-def account(cluster: Cluster) -> Iterator[Cluster]:
-    """A client with the node agent's ServiceAccount, which only has the rights in its manifest."""
-    with account_of(cluster, "../node-agent/common/rbac.yaml", "vcuda-node", SYSTEM) as account:
-        yield account
-
-
-def test_the_rights_of_the_manifest_suffice_for_the_agent(
-    account: Cluster, disk: Disk, node: str, own: str, pods: Pods
-) -> None:
-    with sweeping(account, disk, node, "--pod-uid", own) as agent:
-        agent.await_deleted(pods.make(uid(1)))
-    assert "is forbidden: User" not in agent.output()
