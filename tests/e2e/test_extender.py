@@ -1,12 +1,8 @@
 """Tests of the extender with a real kube-scheduler: every pod that fits is bound, and no card is allocated twice."""
 
 import itertools
-import json
 import random
-import ssl
-import subprocess
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -15,10 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import yaml
 
 from controller.extender.journal import KEY, name_of
-from tests.builders import MODEL, POOL, container, pod
+from tests.builders import container, pod
 from tests.e2e.card_check import CORES, INDEX, MEMORY, fits_somewhere, over, taken, wanted
 from tests.e2e.cluster import Cluster, Json, is_bound
 from tests.e2e.installation import (
@@ -28,11 +23,9 @@ from tests.e2e.installation import (
     candidate,
     controlling,
     drop_lease,
-    may,
     tenant_of,
 )
-from tests.e2e.second_scheduler import COMPONENT, NAME, Credentials, config_file, scheduling
-from tests.e2e.stage import SLICES
+from tests.e2e.second_scheduler import NAME, Credentials, config_file, scheduling
 from tests.processes import ControllerProcess
 from tools.component import Component
 from tools.control_plane import ControlPlane
@@ -234,39 +227,6 @@ def test_after_the_leader_is_killed_the_next_one_continues_and_no_card_is_alloca
     drop_lease(cluster)
 
 
-def ask(site: Site, verb: str, asked: Json) -> Json:
-    ca, certificate, key = site.credentials
-    context = ssl.create_default_context(cafile=str(ca))
-    context.load_cert_chain(certificate, key)
-    request = urllib.request.Request(f"{site.url}/scheduler/{verb}", json.dumps(asked).encode())  # noqa: S310
-    with urllib.request.urlopen(request, context=context, timeout=30) as answer:  # noqa: S310  # an https URL
-        return dict(json.load(answer))
-
-
-def binding_of(stored: Json, node: str) -> Json:
-    metadata = stored["metadata"]
-    return {"PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"], "Node": node}
-
-
-@pytest.mark.one_version
-@pytest.mark.usefixtures("serving")
-def test_a_pod_is_bound_only_to_the_node_where_it_was_placed_last(
-    cluster: Cluster, site: Site, gpu_nodes: list[str], namespace: str
-) -> None:
-    [first, second, *_] = gpu_nodes
-    create_all(cluster, namespace, [share(60, 8, "moved", "nobody")])
-    moved = cluster.pod(namespace, "moved")
-    assert ask(site, "bind", binding_of(moved, first))["Error"] == f"the pod is no longer placed on {first}"
-    for node in (first, second):
-        assert ask(site, "predicates", {"Pod": moved, "NodeNames": [node]})["NodeNames"] == [node]
-    assert ask(site, "bind", binding_of(moved, first))["Error"] == f"the pod is no longer placed on {first}"
-    assert not is_bound(cluster.pod(namespace, "moved"))
-    for _ in range(2):
-        assert ask(site, "bind", binding_of(moved, second)) == {"Error": ""}
-    assert taken(cluster.pods(namespace), CARD_MEMORY) == {(second, 0): (60, 8)}
-    assert cluster.events(namespace) == []
-
-
 @pytest.mark.one_version
 def test_a_binding_is_for_one_version_of_one_pod_and_brings_its_annotations_with_it(
     cluster: Cluster, namespace: str
@@ -331,63 +291,3 @@ def test_annotations_by_tenants_neither_free_nor_block_a_card(
 
 def cards_of(bound: Json) -> list[int]:
     return [int(index) for index in bound["metadata"]["annotations"][f"{INDEX}0"].split(",")]
-
-
-@pytest.fixture
-def extender_account(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
-    """A client with the controller's account. The account also has the rights in manifests/components/scheduler."""
-    cluster.kubectl("apply", "-f", str(COMPONENT / "rbac.yaml"))
-    yield account
-    cluster.kubectl("delete", "-f", str(COMPONENT / "rbac.yaml"))
-
-
-@pytest.mark.one_version
-@pytest.mark.usefixtures("extended")
-def test_the_rights_of_the_manifests_suffice_to_place_pods_and_serve(
-    cluster: Cluster, installation: Installation, site: Site, extender_account: Cluster, create_node: Callable[..., str]
-) -> None:
-    node = create_node("rights-0", {MODEL: "M40", POOL: "public"}, {CORES: "200", MEMORY: "128"})
-    quota = ("--quota-configmap", "kube-system/gpuquota", "--extender-advertise", "10.1.2.3:10443")
-    with (
-        installation.free_team() as namespace,
-        controlling(installation, *site.flags, *quota, kubeconfig=extender_account.kubeconfig) as leader,
-    ):
-        leader.await_log("serving extender")
-        leader.await_log("the Service routes to this replica")
-        create_all(cluster, namespace, [share(30, 8, "train")])
-        assert cluster.await_bound(namespace, timeout=PATIENCE)["spec"]["nodeName"] == node
-        assert cluster.rest.get(f"{SLICES}/vcuda-extender")["endpoints"][0]["addresses"] == ["10.1.2.3"]
-        assert leader.metric("vcuda_extender_bindings_total", outcome="bound") == 1
-        assert [line for line in leader.output().splitlines() if "system:serviceaccount" in line] == []
-        for verb in ("get", "patch", "delete"):
-            assert not may(extender_account, verb, "endpointslices.discovery.k8s.io/another", SYSTEM_NAMESPACE)
-        assert not may(extender_account, "create", "endpointslices.discovery.k8s.io", "default")
-
-
-def test_the_scheduler_uses_the_bind_timeout_for_volumes_in_the_manifest(
-    control_plane: ControlPlane, site: Site, tmp_path: Path
-) -> None:
-    config, written = config_file(control_plane, site.url, site.credentials, tmp_path), tmp_path / "written.yaml"
-    command = (control_plane.assets / "kube-scheduler", f"--config={config}", f"--write-config-to={written}")
-    subprocess.run((*command, f"--cert-dir={tmp_path}"), check=True, capture_output=True, timeout=60)
-    [profile] = yaml.safe_load(written.read_text())["profiles"]
-    args = {plugin["name"]: plugin["args"] for plugin in profile["pluginConfig"]}
-    assert args["VolumeBinding"]["bindTimeoutSeconds"] == 240
-
-
-@pytest.fixture
-def extended_by_nodes(control_plane: ControlPlane, site: Site, tmp_path: Path) -> Iterator[Component]:
-    """Run a scheduler that sends whole node objects to the extender. By default it would only send their names."""
-    config = config_file(control_plane, site.url, site.credentials, tmp_path, nodeCacheCapable=False)
-    with scheduling(control_plane, f"--config={config}") as scheduler:
-        yield scheduler
-
-
-@pytest.mark.one_version
-@pytest.mark.usefixtures("extended_by_nodes", "serving")
-def test_pods_are_placed_if_the_scheduler_sends_whole_nodes(
-    cluster: Cluster, gpu_nodes: list[str], namespace: str
-) -> None:
-    create_all(cluster, namespace, [share(60, 8, f"p{number}") for number in range(4)])
-    stored = await_decisions(cluster, namespace, gpu_nodes, 4)
-    assert len(bound_with_cards(stored)) == len(taken(stored, CARD_MEMORY)) == 4
