@@ -7,6 +7,7 @@ import pytest
 
 from tests.builders import MODEL, container, held_to, pod, required, requirement, sidecar, term
 from tests.e2e.cluster import Cluster, Json
+from tests.e2e.dra import served
 from tests.e2e.installation import Installation
 from tests.e2e.ledgers import await_committed, pass_by
 from tests.e2e.rest import Answer
@@ -133,6 +134,17 @@ def test_an_ephemeral_container_is_admitted_and_cannot_request_a_card(
     assert attached["name"] == "debug"
     pass_by(cluster, team)
     await_committed(installation, team, M40=100)
+
+
+def test_a_pod_with_a_claim_is_rejected_if_claims_are_not_counted(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    """An API server with claims admits the pod, because it charges the claim. An older one may drop the field."""
+    claims = [{"name": "gpu", "resourceClaimName": "mine"}]
+    answer = cluster.try_create(pod(container(), resourceClaims=claims, metadata={"name": "train", "namespace": team}))
+    dropped = answer.status == HTTPStatus.CREATED and "resourceClaims" not in answer.body["spec"]
+    assert served(cluster) or dropped or answer.status == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert installation.charged(team) == {}
 
 
 WIDER = {
