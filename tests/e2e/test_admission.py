@@ -118,32 +118,6 @@ def test_pods_of_an_unlimited_namespace_are_unchanged(cluster: Cluster, installa
         assert installation.charged(namespace) == {}
 
 
-def test_a_pod_without_vcuda_is_unchanged_in_an_enforced_namespace(
-    cluster: Cluster, installation: Installation, team: Team
-) -> None:
-    namespace = team({"quota": {}})
-    asked_about = gpu_pod("web", namespace, {"cpu": "1", "example.com/nic": "1"})
-    assert kubectl_create(cluster, asked_about).returncode == 0
-    kept = cluster.pod(namespace, "web")
-    assert "affinity" not in kept["spec"]
-    assert "annotations" not in kept["metadata"]
-    assert installation.charged(namespace) == {}
-
-
-def test_forged_allocations_are_removed_and_the_users_own_annotations_kept(cluster: Cluster, team: Team) -> None:
-    """The forged allocation has a predicate-time. With this annotation, gpu-admission never schedules a pod."""
-    namespace = team({"quota": {"M40": 1}})
-    pod = card_pod("train", namespace)
-    pod["metadata"] |= {
-        "annotations": {**FORGED, "example.com/owner": "alice", "quota.vcuda.io/model": "P100"},
-        "labels": {"nvidia.com/assigned-phase": "succeed", "app": "train"},
-    }
-    kubectl_create(cluster, pod).check_returncode()
-    metadata = cluster.pod(namespace)["metadata"]
-    assert metadata["annotations"] == {"example.com/owner": "alice", "quota.vcuda.io/model": "M40"}
-    assert metadata["labels"] == {"app": "train"}
-
-
 @pytest.mark.usefixtures("scheduler")
 def test_a_preset_node_name_becomes_an_affinity_and_the_scheduler_binds_the_pod_there(
     cluster: Cluster, team: Team

@@ -3,32 +3,24 @@
 Pods with a valid allocation do not change.
 """
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from controller.garbage.stale_gc import PatchRemover, StaleObject
-from controller.metrics import GarbageMetrics
-from examples.allocations import RECORDED, rfc3339
+from examples.allocations import RECORDED
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, controlling
 from tests.e2e.second_scheduler import PREDICATING, REJECTION, extended_scheduler, predicate
 from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event, is_allocated
 from tests.processes import ControllerProcess
 from tools.control_plane import ControlPlane
-from vcuda.allocations.stale import Removal
-from vcuda.errors import Conflict
-from vcuda.kube import InvolvedObject, Kube
-from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, VGPU_MANAGER
+from vcuda.requests.schemes import GPU_MANAGER, HAMI, VGPU_MANAGER
 
 pytestmark = pytest.mark.one_version
 
 TIMEOUT = 5
 NODE, OTHER = "gc-node", "gc-other"
-LOCK = "hami.io/mutex.lock"
 
 STALE = [
     *(Allocated(f"{scheme.name}.unbound", scheme, NODE) for scheme in RECORDED),
@@ -149,41 +141,4 @@ def is_rejected(pod: Json) -> bool:
     return any(REJECTION in condition.get("message", "") for condition in pod["status"].get("conditions", []))
 
 
-@pytest.mark.usefixtures("collector")
-def test_stale_locks_are_removed_and_others_stay(
-    cluster: Cluster, namespace: str, create_node: Callable[..., str]
-) -> None:
-    Allocated("holder", HAMI, NODE, bound=NODE, status="Running").create(cluster, namespace)
-    taken = {
-        "gc-expired": f"{rfc3339(time.time() - 60)},{namespace},holder",
-        "gc-orphaned": f"{rfc3339(time.time() + 600)},{namespace},nobody",
-        "gc-held": f"{rfc3339(time.time() + 600)},{namespace},holder",
-    }
-    for name, value in taken.items():
-        create_node(name)
-        cluster.rest.merge_patch(f"/api/v1/nodes/{name}", {"metadata": {"annotations": {LOCK: value}}})
-    for name, rule in (("gc-expired", "lock-expired"), ("gc-orphaned", "lock-holder-gone")):
-        cluster.await_object("/api/v1/nodes", name, lambda node: LOCK not in node["metadata"].get("annotations", {}))
-        event = await_removal_event(cluster, "default", name)
-        assert event["metadata"]["name"].startswith(f"{name}.hami-{rule}-")
-    held = cluster.rest.get("/api/v1/nodes/gc-held")
-    assert held["metadata"]["annotations"][LOCK] == taken["gc-held"]
-
-
 # The next test runs the garbage collector in its own process, with a real API server.
-
-
-@pytest.mark.usefixtures("nodes")
-def test_an_allocation_is_removed_only_from_the_version_that_was_checked(
-    cluster: Cluster, kube: Kube, namespace: str
-) -> None:
-    pod = Allocated("changed", NVIDIA_VCUDA, NODE, bound=NODE)
-    judged = pod.create(cluster, namespace)["metadata"]
-    path = f"/api/v1/namespaces/{namespace}/pods/changed"
-    changed = cluster.rest.merge_patch(path, {"metadata": {"labels": {"touched": "yes"}}})
-    subject = InvolvedObject("v1", "Pod", "changed", namespace, judged["uid"], judged["resourceVersion"])
-    removal = Removal("nvidia-vcuda", "unbound", "for the test", ("nvidia.com/predicate-time",))
-    with pytest.raises(Conflict):
-        PatchRemover(kube, GarbageMetrics(CollectorRegistry())).remove(StaleObject(subject, path, (removal,)))
-    assert cluster.rest.get(path) == changed
-    assert cluster.events(namespace) == []

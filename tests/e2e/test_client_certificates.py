@@ -5,7 +5,6 @@ The webhook rejects no call while the certificate is replaced.
 
 import base64
 import http.client
-import json
 import re
 import shutil
 import ssl
@@ -28,7 +27,6 @@ from tests.e2e.installation import MANIFESTS, SYSTEM_NAMESPACE, account_of, make
 from tests.e2e.manifests.operations import commands
 from tests.e2e.stage import utc_now
 from tests.e2e.steady import plain
-from tests.integration.reviews import card_pod, review_of
 from tests.processes import SCRIPTS, WebhookProcess, eventually, exchange, serving
 from tools.control_plane import Settings, running_control_plane
 from tools.ports import free_ports
@@ -232,13 +230,6 @@ def test_the_api_server_reads_a_new_client_certificate_by_itself(
     eventually(is_new, timeout=REREAD_SECONDS)
 
 
-def test_our_webhook_answers_only_clients_with_the_api_servers_certificate(
-    presenting: Presenting, guarded: WebhookProcess
-) -> None:
-    assert presented(presenting, guarded) == presenting.installed()
-    assert guarded.send("POST", "/validate", json.dumps(review_of(card_pod("train", "team-a")))).status == 401
-
-
 def test_an_api_server_without_a_client_certificate_says_so_when_it_rejects_a_pod(presenting: Presenting) -> None:
     """The API server presents its certificate only to one address. At another address it is like one without."""
     [port] = free_ports(1)
@@ -247,27 +238,6 @@ def test_an_api_server_without_a_client_certificate_says_so_when_it_rejects_a_po
             'Internal error occurred: failed calling webhook "guarded.e2e.vcuda.io": failed to call webhook: '
             "the server has asked for the client to provide credentials"
         )
-
-
-def test_an_edit_of_the_quota_that_the_api_server_sends_is_compared_with_the_cluster_and_logged(
-    presenting: Presenting, guarded: WebhookProcess
-) -> None:
-    document = 'missing: {quota: {M40: 1}}\n"*": {quota: {}}'
-    edit = {"metadata": {"name": "gpuquota"}, "data": {"gpu_quota": document}}
-    kind = {"group": "", "version": "v1", "kind": "ConfigMap"}
-    sent = review_of(edit, kind=kind, namespace="kube-system", operation="UPDATE")
-    container = {"name": "main", "image": "operator", "securityContext": {"privileged": True}}
-    with presenting.cluster.fresh_namespace({}) as operator:
-        metadata = {"name": "operator", "namespace": operator}
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
-        presenting.cluster.create(pod)
-        with presenting.connected(presenting.directory) as connection:
-            answer = json.loads(exchange(connection, "POST", "/quota", json.dumps(sent)).body)
-    warnings = answer["response"]["warnings"]
-    assert "missing: namespace not found" in warnings
-    assert [each for each in warnings if operator in each and "would be rejected at their next restart" in each]
-    logged = guarded.await_log("quota edited")
-    assert (logged["by"], logged["path"]) == ("alice", "missing")
 
 
 def test_an_expired_client_certificate_on_an_api_servers_machine_is_replaced_as_operations_says(

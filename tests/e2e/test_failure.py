@@ -24,21 +24,6 @@ pytestmark = pytest.mark.one_version
 Team = Callable[[Json], str]
 
 
-def test_a_pod_that_bypassed_mutate_is_stored_only_if_it_is_pinned_to_an_allowed_model(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    """The API server ignores a failed call of /mutate. Then /validate checks the pod as it would be stored."""
-    with running(cluster, tmp_path) as own, own.team({"quota": {"M40": 1}}) as namespace:
-        await_ready(own)
-        with cluster.register_webhooks(validating=own.validating()):
-            rejected = cluster.try_create(card_pod("free-floating", namespace))
-            assert (rejected.status, rejected.headers["Retry-After"]) == (HTTPStatus.TOO_MANY_REQUESTS, "1")
-            assert f"restrict the pod to one GPU model of namespace {namespace} (M40: 1 card)" in rejected.message
-            cluster.create(pinned(card_pod("pinned", namespace)))
-            assert cluster.try_create(pinned(card_pod("over", namespace))).is_over_quota
-        assert own.charged(namespace) == {"M40": 100}
-
-
 def forged(namespace: str, **fields: Json) -> Json:
     """Return a pod that its user has pinned to a model. ``fields``: fields that /mutate would remove."""
     pod = pinned(card_pod("forged", namespace))

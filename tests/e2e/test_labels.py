@@ -6,7 +6,7 @@ The controller sets this label, which exempts the namespace, on namespaces witho
 import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from http import HTTPStatus
 
 import pytest
@@ -41,12 +41,6 @@ def labelling(value: str | None) -> Json:
     return {"metadata": {"labels": {ENFORCED: value}}}
 
 
-def privileged_pod(namespace: str) -> Json:
-    container = {"name": "main", "image": "operator", "securityContext": {"privileged": True}}
-    metadata = {"generateName": "operator-", "namespace": namespace}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
-
-
 def await_exempt(cluster: Cluster, limited: set[str]) -> None:
     def just_these(namespaces: list[Json]) -> bool:
         staying = [each for each in namespaces if each["status"]["phase"] == "Active"]
@@ -58,10 +52,7 @@ def await_exempt(cluster: Cluster, limited: set[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.one_version
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("led", [True, False], ids=["with the controller", "without"])
-def test_no_pod_of_a_new_namespace_is_stored_without_a_charge(
-    cluster: Cluster, installation: Installation, led: bool
-) -> None:
+def test_no_pod_of_a_new_namespace_is_stored_without_a_charge(cluster: Cluster, installation: Installation) -> None:
     """Hundreds of namespaces are used as soon as they exist. The quota's entry "*" allows each of them one card."""
     own = f"star-{secrets.token_hex(4)}"
 
@@ -80,9 +71,8 @@ def test_no_pod_of_a_new_namespace_is_stored_without_a_charge(
         final = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}, "spec": {"finalizers": []}}
         cluster.rest.send("PUT", f"{NAMESPACES}/{name}/finalize", final)
 
-    leading = controlling(installation) if led else nullcontext()
     with ThreadPoolExecutor(CALLERS) as callers:
-        with leading, installation.quota.limited(**{"*": CARD}):
+        with controlling(installation), installation.quota.limited(**{"*": CARD}):
             used = list(callers.map(use, range(MANY)))
         list(callers.map(clear, range(MANY)))
     assert [each for each in used if each != (HTTPStatus.CREATED, True, {"M40": 100})] == []
@@ -104,20 +94,6 @@ class TestLabelled:
             installation.quota.limit(**{first: {"quota": {}}, "kube-public": CARD})
             await_exempt(cluster, {first, second, "kube-public"})
             installation.quota.lift(first, second, "kube-public")
-
-    def test_an_excepted_namespace_is_labelled_exempt_and_its_privileged_pods_are_admitted(
-        self, cluster: Cluster, installation: Installation
-    ) -> None:
-        """If an item of `except` is removed, the namespaces that matched it are limited at once."""
-        with installation.free_team() as excepted, installation.free_team() as other:
-            for items, limited in (([f"{excepted[:-1]}*", "longhorn-*"], {other}), ([], {excepted, other})):
-                with installation.quota.limited(**{"*": {"quota": {}, "except": items}}):
-                    for namespace in (excepted, other):
-                        await_enforced(cluster, namespace, enforced=namespace in limited)
-                        created = cluster.try_create(privileged_pod(namespace), dryRun="All")
-                        assert created.status == (
-                            HTTPStatus.UNPROCESSABLE_ENTITY if namespace in limited else HTTPStatus.CREATED
-                        )
 
     def test_an_edit_of_the_label_by_hand_is_reverted(self, cluster: Cluster, installation: Installation) -> None:
         with limited_team(installation, CARD) as limited, installation.free_team() as free:

@@ -9,9 +9,8 @@ pkg/scheduler/scheduler.go, `getNodesUsage`: "node unregistered").
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -35,13 +34,13 @@ SHARE = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
 MIG = {"nvidia.com/mig-1g.10gb": "1"}
 IGNORED = {"hami.io/webhook": "ignore"}
 
-NODES = {"h1": "A100", "p1": "T4", "h2": "H100", "p2": "H100", "left": "L40S", "marked": "V100"}
-"""The model of each node. HAMi runs on h1, h2 and marked, and NVIDIA's device plugin on the others.
+NODES = {"h1": "A100", "p1": "T4", "h2": "H100", "p2": "H100", "left": "L40S"}
+"""The model of each node. HAMi runs on h1 and h2, and NVIDIA's device plugin on the others.
 
 So there are H100 nodes of both kinds. HAMi once ran on the node ``left``, which still has HAMi's annotations. HAMi's
-scheduler has marked the nodes ``left`` and ``marked`` as not answering. On ``marked``, HAMi's plugin still runs.
+scheduler has marked this node as not answering.
 """
-OFFERED = {"left": "1", "marked": "10"}
+OFFERED = {"left": "1"}
 """The number of nvidia.com/gpu that a node offers, if it is not 8."""
 
 pytestmark = [pytest.mark.usefixtures("scheduler"), pytest.mark.one_version]
@@ -92,7 +91,7 @@ def mixed(
 
 @pytest.fixture
 def team(mixed: Installation) -> Iterator[str]:
-    limits = {"T4": 4, "A100": 4, "H100": 4, "L40S": 4, "V100": 4}
+    limits = {"T4": 4, "A100": 4, "H100": 4, "L40S": 4}
     with mixed.team({"pool": ["mixed-cluster"], "quota": limits}) as namespace:
         yield namespace
 
@@ -120,35 +119,6 @@ def test_each_pod_is_bound_to_a_node_that_its_scheduler_serves(
     cluster.create(manifest)
     spec = cluster.await_bound(team)["spec"]
     assert (spec["nodeName"], spec["schedulerName"]) == (node, scheduler)
-
-
-def test_a_node_whose_plugin_hami_has_marked_stays_hamis_while_the_plugin_offers_its_devices(
-    cluster: Cluster, team: str
-) -> None:
-    """If the default scheduler bound the pod to the node, HAMi's plugin would fail without an allocation by HAMi."""
-    manifest = gpu_pod("train", team, WHOLE)
-    manifest["spec"]["nodeSelector"] = {MODEL: "V100"}
-    assert cluster.create(manifest)["spec"]["schedulerName"] == NAME
-
-
-def test_a_share_that_no_allowed_model_can_serve_is_rejected_and_not_left_pending(
-    mixed: Installation, tenant: Callable[[str], Cluster]
-) -> None:
-    with mixed.team({"pool": ["mixed-cluster"], "quota": {"T4": 4}}) as namespace:
-        answer = tenant(namespace).try_create(gpu_pod("train", namespace, SHARE))
-    assert answer.status == HTTPStatus.FORBIDDEN
-    assert answer.message.endswith("T4 is excluded, because no node that the pod may use has a register of HAMi")
-
-
-def test_a_tenant_cannot_choose_another_scheduler_for_a_share_than_that_of_hami(
-    team: str, tenant: Callable[[str], Cluster]
-) -> None:
-    manifest = gpu_pod("train", team, SHARE, labels=IGNORED)
-    manifest["spec"]["schedulerName"] = "nobody"
-    answer = tenant(team).try_create(manifest)
-    assert answer.status == HTTPStatus.FORBIDDEN
-    told = f"spec.schedulerName must be {NAME} or empty, because nobody may assign cards that are not free"
-    assert told in answer.message
 
 
 def test_the_commands_of_the_page_show_the_models_and_the_fate_of_a_pod(

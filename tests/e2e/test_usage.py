@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
 
-import msgspec
 import pytest
 import yaml
 
-from controller.plugin.explain import MAKES_A_CLAIM, NOT_SERVED
-from tests.builders import MODEL
+from controller.plugin.explain import MAKES_A_CLAIM
 from tests.e2e import dra
 from tests.e2e.cluster import Cluster, Json, webhook
 from tests.e2e.installation import MANIFESTS, USAGE, Installation, await_enforced, tenant_of
@@ -24,14 +22,10 @@ from tests.e2e.steady import creating, share
 from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, gpu_pod, on_m40, with_spec
 from tests.processes import SCRIPTS, ControllerProcess, eventually
-from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
 from vcuda.quota.terms import USAGE_LABELS
 
 pytestmark = pytest.mark.one_version
 
-SHARE = {"nvidia.com/vcuda-core": "50", "nvidia.com/vcuda-memory": "2048"}
-NO_NODE_HAS_A_MODEL = "no node has a GPU model, so pods that request GPUs stay pending"
-"""A warning of the usage report. It may occur in these tests, because most of them create no node."""
 
 ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}
 
@@ -64,28 +58,6 @@ def gpuquota(cluster: Cluster, tmp_path: Path) -> Plugin:
 
 def used(report: Json) -> dict[str, float]:
     return {model["model"]: model["used"] for model in report["models"]}
-
-
-def is_filled(report: Json) -> bool:
-    return used(report)["M40"] == 3.5 and not report["models"][0]["pending"]
-
-
-def fill(cluster: Cluster, installation: Installation, namespace: str) -> None:
-    for pod in (gpu_pod("half", namespace, SHARE), card_pod("two", namespace, cards=2), card_pod("one", namespace)):
-        cluster.create(on_m40(pod))
-    await_committed(installation, namespace, M40=350)
-
-
-def test_the_usage_lists_every_model_with_its_pods_largest_first(
-    cluster: Cluster, installation: Installation, team: str
-) -> None:
-    fill(cluster, installation, team)
-    report = await_published(cluster, team, is_filled)
-    pods = (PodUse("two", 200, 20480), PodUse("one", 100, 10240), PodUse("half", 50, 2048))
-    m40 = ModelUse("M40", 4, 3.5, 0, 0.5, 40960, 2048 + 3 * 10240, pods)
-    use = NamespaceUse(team, "enforce", (m40, ModelUse("P100", 2.5, 0, 0, 2.5)))
-    assert {**report, "warnings": []} == json.loads(msgspec.json.encode(use))
-    assert set(report["warnings"]) <= {NO_NODE_HAS_A_MODEL}
 
 
 def test_reserved_cards_are_distinct_from_used_and_free_ones_and_are_released(
@@ -124,21 +96,6 @@ def test_pods_created_before_the_quota_are_reported_and_charged_when_their_model
             assert controller.metric("vcuda_quota_unpinned_pods", namespace=namespace) == 1
             [told] = cluster.await_events(namespace, "reason=NotCounted")
             assert (told["involvedObject"]["name"], told["type"]) == ("waiting", "Warning")
-
-
-@pytest.mark.usefixtures("controller")
-def test_a_pod_that_is_not_pinned_is_charged_by_its_node(
-    cluster: Cluster, installation: Installation, create_node: Callable[..., str]
-) -> None:
-    """When the model label of the node changes, the pod is charged to the new model."""
-    node = create_node("late-m40", {}, {"tencent.com/vcuda-core": "1600"})
-    with installation.free_team() as namespace:
-        cluster.create(with_spec(card_pod("bound", namespace), nodeName=node))
-        with installation.quota.limited(**{namespace: {"quota": {"M40": 4}}}):
-            await_published(cluster, namespace, lambda report: report["unpinned"] == ["bound"])
-            for model in ("M40", "P100"):
-                cluster.rest.merge_patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {MODEL: model}}})
-                await_committed(installation, namespace, **{model: 100})
 
 
 @pytest.fixture
@@ -191,27 +148,6 @@ def test_a_real_kubectl_runs_the_plugin(cluster: Cluster, team: str, tmp_path: P
     assert completed.stdout.splitlines()[0].startswith("why\t")
 
 
-def test_the_promised_and_the_present_cards_of_each_model_are_shown_with_mig_slices(
-    cluster: Cluster,
-    installation: Installation,
-    led_team: Callable[[Json], str],
-    create_node: Callable[..., str],
-    gpuquota: Plugin,
-) -> None:
-    create_node("whole", {MODEL: "H200"}, {"nvidia.com/gpu": "2"})
-    create_node("slices", {MODEL: "A30"}, {"nvidia.com/mig-1g.6gb": "4", "nvidia.com/mig-2g.12gb": "2"})
-    crowded = led_team({"quota": {"H200": 4, "A30": 1}, "grants": [{"A30": 1, "until": "2999-01-01"}]})
-    cluster.create(with_spec(card_pod("one", crowded), nodeSelector={MODEL: "H200"}))
-    await_published(cluster, crowded, lambda report: used(report) == {"H200": 1, "A30": 0})
-    quota = installation.quota
-    told = gpuquota("nodes", "-o", "json", "--quota-configmap", f"{quota.namespace}/{quota.name}")
-    assert told.returncode == 0, told.stderr
-    found = json.loads(told.stdout)
-    models = {each["model"]: (each["promised"], each["present"], each["charged"]) for each in found["models"]}
-    assert (models["H200"], models["A30"]) == ((4, 2, 1), (2, 2, 0))
-    assert "the quotas promise 4 cards of H200, but the nodes have 2" in found["warnings"]
-
-
 @pytest.mark.usefixtures("controller_manager")
 def test_why_shows_what_a_rejected_deployment_waits_for(cluster: Cluster, team: str, gpuquota: Plugin) -> None:
     cluster.create(on_m40(card_pod("holder", team, cards=3)))
@@ -249,44 +185,6 @@ def test_explain_shows_the_decision_and_reason_for_each_pod_and_creates_nothing(
     assert f"larger than the GPU quota: M40 in namespace {team}, requested: 5 cards" in over["reason"]
     assert (free["object"], free["decision"], free["reason"]) == ("Pod/plain", "admitted", "no GPU quota applies")
     assert cluster.pods(team) == []
-
-
-def test_explain_covers_claims_templates_and_the_claims_a_pod_would_get(
-    cluster: Cluster, team: str, gpuquota: Plugin, tmp_path: Path
-) -> None:
-    """Kubernetes before 1.34 serves no claims. The command then reports each object as rejected, with this reason."""
-    file = tmp_path / "claims.yaml"
-    made = [
-        dra.claim(team, "fits"),
-        dra.claim(team, "over", dra.request(count=5)),
-        dra.template(team, "one"),
-        dra.template(team, "never", dra.request(count=5)),
-        dra.claiming(team, "train", resourceClaimTemplateName="one"),
-        dra.claiming(team, "large", resourceClaimTemplateName="never"),
-    ]
-    file.write_text(yaml.safe_dump_all(made))
-    told = gpuquota("-n", team, "explain", "-f", str(file), "-o", "json")
-    assert told.returncode == 1, told.stderr
-    rows = {row["object"]: row for row in json.loads(told.stdout)}
-    decisions = {name: (row["decision"], row["model"]) for name, row in rows.items()}
-    if not dra.served(cluster):
-        assert {decision for decision, _ in decisions.values()} == {"rejected"}
-        assert rows["ResourceClaim/fits"]["reason"] == NOT_SERVED
-        return
-    assert decisions == {
-        "ResourceClaim/fits": ("admitted", "M40"),
-        "ResourceClaim/over": ("rejected", ""),
-        "ResourceClaimTemplate/one": ("admitted", ""),
-        "ResourceClaimTemplate/never": ("rejected", ""),
-        "Pod/train": ("admitted", ""),
-        "ResourceClaim/train-gpu-*": ("admitted", "M40"),
-        "Pod/large": ("admitted", ""),
-        "ResourceClaim/large-gpu-*": ("rejected", ""),
-    }
-    assert rows["ResourceClaim/fits"]["reason"].startswith("would be pinned to M40: the first in the namespace's quota")
-    for name in ("ResourceClaim/over", "ResourceClaimTemplate/never", "ResourceClaim/large-gpu-*"):
-        assert "can never fit" in rows[name]["reason"]
-    assert (cluster.pods(team), dra.claims(cluster, team)) == ([], [])
 
 
 def test_explain_does_not_send_a_pod_for_which_another_webhook_would_create_a_claim(
