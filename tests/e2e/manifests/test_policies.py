@@ -219,38 +219,3 @@ def test_a_tenant_cannot_delete_a_running_pod_at_once_if_it_uses_a_claim_by_name
 
 
 # Tests of claims whose owner is a PodGroup, and of claims that would outlive their pod
-
-
-def test_a_tenant_cannot_disown_the_claim_of_a_group(admin: Cluster, tenant: Cluster, team: str) -> None:
-    dra.require_dra(admin)
-    admin.create(dra.claim(team, "of-group"))
-    path = f"{dra.claims_path(team)}/of-group"
-    group = {"apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "name": "group", "uid": "u1"}
-    admin.rest.merge_patch(path, {"metadata": {"ownerReferences": [{**group, "controller": True}]}})
-    rejected = patch(tenant, path, {"metadata": {"ownerReferences": None}})
-    assert (rejected.status, "change the owners of a ResourceClaim" in rejected.message) == (HTTPStatus.FORBIDDEN, True)
-    assert patch(admin, path, {"metadata": {"ownerReferences": None}}).status == HTTPStatus.OK
-
-
-def test_a_tenant_cannot_orphan_the_claim_of_a_running_pod(admin: Cluster, tenant: Cluster, team: str) -> None:
-    dra.require_dra(admin)
-    admin.bind(dra.claiming(team, "uses", resourceClaimTemplateName="gpu"), f"{team}-node")
-    path = f"/api/v1/namespaces/{team}/pods/uses"
-    rejected = tenant.rest.send("DELETE", path, {"propagationPolicy": "Orphan"})
-    assert (rejected.status, "with propagation policy Orphan" in rejected.message) == (HTTPStatus.FORBIDDEN, True)
-    assert tenant.rest.send("DELETE", path, {"propagationPolicy": "Background"}).status == HTTPStatus.OK
-
-
-def test_a_tenant_cannot_orphan_the_claim_of_a_running_pod_by_its_finalizer(
-    admin: Cluster, tenant: Cluster, team: str
-) -> None:
-    dra.require_dra(admin)
-    admin.bind(dra.claiming(team, "keeps", resourceClaimTemplateName="gpu"), f"{team}-node")
-    path = f"/api/v1/namespaces/{team}/pods/keeps"
-    rejected = patch(tenant, path, {"metadata": {"finalizers": ["orphan"]}})
-    assert (rejected.status, "the finalizer orphan" in rejected.message) == (HTTPStatus.FORBIDDEN, True)
-    assert patch(admin, path, {"metadata": {"finalizers": ["orphan"]}}).status == HTTPStatus.OK
-    rejected = tenant.rest.send("DELETE", path, {})
-    assert (rejected.status, "the finalizer orphan" in rejected.message) == (HTTPStatus.FORBIDDEN, True)
-    assert patch(tenant, path, {"metadata": {"finalizers": None}}).status == HTTPStatus.OK
-    assert tenant.rest.send("DELETE", path, {}).status == HTTPStatus.OK
