@@ -37,7 +37,7 @@ The workloads reach these numbers in this order. The owner's own next retry is t
 doubles from 5 ms. For a Job it is 16 s away, because the back-off doubles from 1 s.
 """
 
-CROWD = 200
+CROWD = 60
 FREED = 3
 
 

@@ -80,7 +80,7 @@ def reachable(directory: Path, port: int) -> Path:
 
 
 @contextmanager
-def installed_by_helm(admin: Cluster, directory: Path) -> Iterator[tuple[System, ControllerProcess]]:
+def installed_by_helm(admin: Cluster, directory: Path, **flags: str) -> Iterator[tuple[System, ControllerProcess]]:
     """Install a Helm release and run the system. The example quota is in force in a new namespace.
 
     This does the same as `tests.e2e.manifests.operations.installed`.
@@ -89,7 +89,7 @@ def installed_by_helm(admin: Cluster, directory: Path) -> Iterator[tuple[System,
     with balancing() as balancer:
         release = Release(admin, balancer, directory, "helm")
         release.install()
-        with release.system.serving(1), release.system.controller() as controller:
+        with release.system.serving(1), release.system.controller(**flags) as controller:
             controller.await_synced()
             limit(admin)
             yield release.system, controller

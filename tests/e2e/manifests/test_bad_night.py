@@ -19,7 +19,7 @@ from tests.builders import MODEL, POOL
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced, ledger_path
 from tests.e2e.ledgers import await_published
-from tests.e2e.manifests.operations import TEAM, apply_again, commands, installed, rejected_run, run
+from tests.e2e.manifests.operations import SOON, TEAM, apply_again, commands, installed, rejected_run, run
 from tests.e2e.manifests.release import empty_cluster, installed_by_helm
 from tests.e2e.manifests.system import NODE, System, mount_secret, port_of
 from tests.e2e.stage import CA_SECRET, SERVING_SECRET
@@ -51,7 +51,7 @@ def admin(way: str, assets: Path | None, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def night(way: str, admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
-    with WAYS[way](admin, tmp_path_factory.mktemp("night") / "system") as (system, controller):
+    with WAYS[way](admin, tmp_path_factory.mktemp("night") / "system", **SOON) as (system, controller):
         first = system.balancer.endpoints()
         yield system, controller
         serve_from(system, *first)

@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import LEDGERS, SYSTEM_NAMESPACE
 from tests.e2e.ledgers import await_published
-from tests.e2e.manifests.operations import NOTHING, TEAM, commands, installed, run
+from tests.e2e.manifests.operations import NOTHING, SOON, TEAM, commands, installed, run
 from tests.e2e.manifests.system import kubectl_k
 from tests.integration.reviews import card_pod
 from tests.rendered import container
@@ -21,7 +21,7 @@ FIRST_JOBS = ("vcuda-certs-first", "vcuda-extender-certs-first", "vcuda-schedule
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("plane")
 def test_deleted_ledgers_are_rebuilt_from_the_pods_and_enforce_the_quota(admin: Cluster, tmp_path: Path) -> None:
-    with installed(admin, tmp_path / "system") as (system, _):
+    with installed(admin, tmp_path / "system", **SOON) as (system, _):
         admin.create(card_pod("first", TEAM))
         admin.create(card_pod("second", TEAM))
         counted = admin.await_object(
