@@ -5,25 +5,19 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
 
 import pytest
-from cryptography.hazmat.primitives.serialization import Encoding
 
 from certs.parsing import read_certificates
 from certs.state import fingerprint
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import SYSTEM_NAMESPACE
-from tests.e2e.stage import CA_SECRET, PATHS, SERVER_NAME, SERVICE, SERVING_SECRET, Stage, staged, utc_now
+from tests.e2e.stage import CA_SECRET, PATHS, SERVER_NAME, SERVING_SECRET, Stage, staged, utc_now
 from tests.e2e.steady import shake
-from tests.processes import eventually
-from vcuda.tls import served_leaves
-from vcuda.x509 import Signed, make_authority, make_leaf, service_names
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_version]
 
 SHORT = ("--overlap", "1s", "--retention", "1s", "--timeout", "60s")
-GARBAGE = base64.b64encode(b"-----BEGIN CERTIFICATE-----\nnot one\n-----END CERTIFICATE-----\n").decode()
 Damage = Callable[[Stage], None]
 
 
@@ -48,38 +42,6 @@ def namespace(served: tuple[Stage, str]) -> str:
     return served[1]
 
 
-def patch_secret(stage: Stage, path: str, **data: str | None) -> None:
-    stage.cluster.rest.merge_patch(path, {"data": {name.replace("_", "."): text for name, text in data.items()}})
-
-
-def pair(name: str, signed: Signed) -> dict[str, str]:
-    texts = {f"{name}_crt": signed.certificate_pem(), f"{name}_key": signed.key_pem()}
-    return {key: base64.b64encode(text).decode() for key, text in texts.items()}
-
-
-def age(stage: Stage, *, authority_life: timedelta) -> None:
-    """Replace the CA and the leaf certificate by ones of three hours ago. The leaf certificate has expired."""
-    then = datetime.now(UTC) - timedelta(hours=3)
-    authority = make_authority(then, authority_life)
-    leaf = make_leaf(authority, service_names(SERVICE, SYSTEM_NAMESPACE), then, timedelta(hours=1))
-    certificate = base64.b64encode(authority.certificate_pem()).decode()
-    patch_secret(stage, CA_SECRET, **pair("ca", authority))
-    patch_secret(stage, SERVING_SECRET, **pair("tls", leaf), ca_crt=certificate)
-    set_bundles(stage, certificate)
-    await_served(stage, leaf)
-
-
-def await_served(stage: Stage, leaf: Signed) -> None:
-    """Wait until all webhook replicas, which read their files every few seconds, present ``leaf`` (trusted or not)."""
-    wanted = leaf.certificate.public_bytes(Encoding.DER)
-    eventually(lambda: {shown(address) for address in stage.addresses()} == {wanted})
-
-
-def shown(address: str) -> bytes | None:
-    [(found, _)] = served_leaves([address], SERVER_NAME)
-    return found.public_bytes(Encoding.DER) if found else None
-
-
 def set_bundles(stage: Stage, text: str) -> None:
     patch = [{"op": "add", "path": "/webhooks/1/clientConfig/caBundle", "value": text}]
     for path in PATHS.values():
@@ -96,16 +58,11 @@ def recreated(stage: Stage) -> None:
     stage.register()
 
 
-ANOTHER = make_authority(datetime.now(UTC))
 DAMAGES: dict[str, Damage] = {
-    "expired CA": lambda stage: age(stage, authority_life=timedelta(hours=1)),
     "both Secrets deleted": both_secrets_deleted,
-    "serving Secret with garbage": lambda stage: patch_secret(stage, SERVING_SECRET, tls_crt=GARBAGE, tls_key=GARBAGE),
-    "CA with another's key": lambda stage: patch_secret(stage, CA_SECRET, ca_key=pair("ca", ANOTHER)["ca_key"]),
-    "caBundles with garbage": lambda stage: set_bundles(stage, GARBAGE),
     "configurations recreated": recreated,
 }
-"""One damage of each kind. tests/unit/test_certs_rotation.py has the others, in any combination."""
+"""Objects that Kubernetes creates anew. tests/unit/test_certs_rotation.py has every damage, in any combination."""
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())

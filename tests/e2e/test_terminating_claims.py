@@ -91,22 +91,6 @@ def test_the_card_of_a_running_pod_deleted_by_force_is_not_free_for_the_grace_pe
             eventually(lambda: not is_rejected(tenant, team))
 
 
-def test_a_pod_deleted_by_force_without_a_leader_stays_charged_for_the_recorded_grace_period(
-    cluster: Cluster, installation: Installation, team: str
-) -> None:
-    with tenant_of(cluster, team) as tenant:
-        tenant.create(template(team, "gpu"))
-        with controlling(installation, *BOUND) as leader:
-            start(cluster, installation, training(team, "one"))
-            await_ledger(installation, team, lambda ledger: ledger.claim_grace == GRACE)
-            leader.kill()
-        delete_by_force(cluster, team, "one")
-        with controlling(installation, *BOUND):
-            ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
-            assert held(ledger) == [Terminating("A100", ONE, GRACE)]
-            assert is_rejected(tenant, team)
-
-
 def test_the_card_of_an_ended_pod_is_released_at_once_and_after_a_forced_deletion_later(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:

@@ -11,10 +11,8 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.installation import REPLICA, Installation, controlling, installed, limited_team
 from tests.e2e.ledgers import await_committed, await_published
 from tests.e2e.rest import Answer
-from tests.e2e.workloads import was_told, workload
 from tests.integration.reviews import gpu_pod
 from tests.processes import eventually
-from tools.control_plane import ControlPlane
 
 REPLICAS, CALLERS, CREATES = 2, 16, 128
 LIMITS, TOTAL = {"M40": 30, "P100": 30}, 40
@@ -75,26 +73,3 @@ def test_concurrent_creates_of_two_models_by_two_replicas_fill_the_total_exactly
     created = [create(cluster, namespace, number).status for number in m40]
     assert created == [HTTPStatus.CREATED] * 3 + [HTTPStatus.FORBIDDEN] * 2
     assert models(cluster, namespace) == Counter(M40=stored["M40"] + 3, P100=stored["P100"] - 3)
-
-
-@pytest.mark.usefixtures("controller_manager")
-def test_a_workload_that_lacks_total_is_retried_when_a_pod_of_another_model_ends(
-    cluster: Cluster, control_plane: ControlPlane, own: Installation
-) -> None:
-    manager = control_plane.controller_manager
-    assert manager is not None
-    with limited_team(own, {"quota": LIMITS, "total": 1}) as namespace:
-        assert create(cluster, namespace, 0).status == HTTPStatus.CREATED
-        await_committed(own, namespace, M40=100)
-        waiting = workload("ReplicaSet", namespace)
-        waiting["spec"]["template"]["metadata"]["annotations"] = {"quota.vcuda.io/models": "P100"}
-        cluster.create(waiting)
-        told = f"exceeded quota: total in namespace {namespace}"
-        cluster.await_events(
-            namespace, "reason=FailedCreate", lambda events: any(told in each["message"] for each in events)
-        )
-        with manager.away():  # it would also retry after some time
-            cluster.delete_pod(namespace, "train-0")
-            cluster.await_object(cluster.path_of(waiting), "train", was_told)
-        [pod] = cluster.await_pods(namespace, bool)
-        assert pod["metadata"]["annotations"]["quota.vcuda.io/model"] == "P100"

@@ -103,29 +103,6 @@ def test_new_files_serve_new_connections_and_open_ones_continue(
     assert (serving.expiry, serving.reload_failures) == (new.expires.timestamp(), 0)
 
 
-@pytest.mark.slow
-def test_no_handshake_fails_while_the_files_are_swapped_continuously(directory: Path) -> None:
-    write_as_kubelet(directory, new_leaf())
-    serving = ServingCertificate(directory)
-    leaves = [new_leaf() for _ in range(20)]
-    done = Event()
-
-    def rotate() -> None:
-        for leaf in leaves:
-            write_as_kubelet(directory, leaf)
-            serving.poll()
-        done.set()
-
-    with echoing(serving.current) as server:
-        rotating = Thread(target=rotate)
-        rotating.start()
-        while not done.is_set():
-            served_by(server)
-        rotating.join()
-        assert served_by(server) == der(leaves[-1])
-    assert serving.reload_failures == 0
-
-
 GOOD = new_leaf()
 CRT, KEY, GARBAGE = GOOD.certificate_pem(), GOOD.key_pem(), bytes(range(256))
 TORN = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"

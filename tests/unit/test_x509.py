@@ -110,10 +110,6 @@ def test_each_certificate_has_its_own_p256_key_and_identifies_it(signed: Signed)
     assert found.value == x509.SubjectKeyIdentifier.from_public_key(public)
 
 
-def test_authority_and_leaf_share_no_key(authority: Signed, leaf: Signed) -> None:
-    assert authority.key.private_numbers() != leaf.key.private_numbers()
-
-
 @pytest.mark.parametrize(("signed", "days"), [("authority", 730), ("leaf", 90)], indirect=["signed"])
 def test_validity_starts_five_minutes_before_now_and_lasts_its_life_from_now(signed: Signed, days: int) -> None:
     """The times in certificates are whole seconds, so the start and the end are rounded down."""

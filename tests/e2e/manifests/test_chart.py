@@ -150,26 +150,22 @@ def test_a_namespace_of_somebody_else_is_not_taken_over(admin: Cluster, tmp_path
     assert admin.rest.send("GET", "/api/v1/namespaces/vcuda-quota-ledgers").status == HTTPStatus.NOT_FOUND
 
 
+MISSING = {
+    "prometheus.enabled=true": "prometheus.namespace: namespace monitoring does not exist",
+    "page.enabled=true,page.ingress.enabled=true,page.ingress.host=gpu.example.com": (
+        "page.proxy.namespace: namespace oauth2-proxy does not exist"
+    ),
+    "quota.namespace=gpu-limits": "quota.namespace: namespace gpu-limits does not exist",
+}
+
+
 @pytest.mark.one_version
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        (["prometheus.enabled=true"], "prometheus.namespace: namespace monitoring does not exist"),
-        (
-            ["page.enabled=true", "page.ingress.enabled=true", "page.ingress.host=gpu.example.com"],
-            "page.proxy.namespace: namespace oauth2-proxy does not exist",
-        ),
-        (["quota.namespace=gpu-limits"], "quota.namespace: namespace gpu-limits does not exist"),
-    ],
-    ids=["monitors", "page", "quota"],
-)
-def test_a_missing_namespace_is_reported_before_anything_is_applied(
-    admin: Cluster, tmp_path: Path, settings: Sequence[str], told: str
-) -> None:
+def test_a_missing_namespace_is_reported_before_anything_is_applied(admin: Cluster, tmp_path: Path) -> None:
     with balancing() as balancer:
         release = Release(admin, balancer, tmp_path, "helm")
-        done = release.try_run(f"install vcuda-quota {release.chart}", *(f"--set={each}" for each in settings))
-    assert told in done.stderr
+        for settings, told in MISSING.items():
+            done = release.try_run(f"install vcuda-quota {release.chart}", f"--set={settings}")
+            assert told in done.stderr
     assert admin.rest.send("GET", f"/api/v1/namespaces/{SYSTEM_NAMESPACE}").status == HTTPStatus.NOT_FOUND
 
 
@@ -184,30 +180,6 @@ def test_an_upgrade_changes_the_images_and_runs_a_new_first_job(admin: Cluster, 
         assert container(admin.rest.get(f"{JOBS}/vcuda-certs-first-2"))["image"] == "vcuda-quota:another"
         run(release.system, commands("Roll back")[1])
         assert container(admin.rest.get(DEPLOYMENT))["image"] == "vcuda-quota:0.1.0"
-
-
-EXAMPLE_QUOTA = "kubectl apply -f manifests/examples/gpuquota.yaml"
-
-
-@pytest.mark.one_version
-def test_only_the_notes_of_an_installation_without_a_quota_name_the_example_quota(
-    admin: Cluster, tmp_path: Path
-) -> None:
-    """If the example quota were applied over an existing quota, all limits of the existing quota would be lost."""
-    with balancing() as balancer:
-        release = Release(admin, balancer, tmp_path, "helm")
-        assert EXAMPLE_QUOTA in release.install()
-        assert "ConfigMap gpuquota in namespace kube-system does not exist" in (told := release.upgrade())
-        assert ("Your quota stays as it is." in told, EXAMPLE_QUOTA in told) == (False, False)
-        QuotaConfigMap(admin.rest, "kube-system", "gpuquota").limit(**{TEAM: {"quota": {"M40": 2}}})
-        told = release.run(f"install again {release.chart}", "--dry-run=server", *AGAIN)
-        assert ("Your quota stays as it is." in told, EXAMPLE_QUOTA in told) == (True, False)
-
-
-AGAIN = (
-    "--take-ownership",
-    *(f"--set=namespaces.{each}=other-{each.lower()}" for each in ("system", "ledgers", "nodeAgent")),
-)
 
 
 @pytest.mark.one_version

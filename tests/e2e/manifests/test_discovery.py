@@ -55,12 +55,11 @@ def system(admin: Cluster, plane: ControlPlane, tmp_path_factory: pytest.TempPat
     shares = hami("NVIDIA L40S")
     admin.create_node("d-hami", features("Tesla-T4")["labels"], {GPU: "10"})
     admin.rest.merge_patch("/api/v1/nodes/d-hami", {"metadata": {"annotations": shares["annotations"]}})
-    admin.create_node("d-own", {**features("Tesla-T4")["labels"], MODEL: "mine"}, {GPU: "1"})
     admin.create_node("d-gke", {"cloud.google.com/gke-accelerator": "nvidia-l4"}, {GPU: "1"})
     admin.create_node("d-none", {}, {GPU: "1"})
     with applied(admin, tmp_path_factory.mktemp("system")) as found:
         yield found
-    for name in ("d-a100", "d-t4", "d-hami", "d-own", "d-gke", "d-none"):
+    for name in ("d-a100", "d-t4", "d-hami", "d-gke", "d-none"):
         admin.delete_node(name)
 
 
@@ -133,15 +132,6 @@ def test_the_register_of_hami_overrides_a_label_and_an_event_reports_the_conflic
     assert "GPU feature discovery reports NVIDIA-Tesla-T4" in event["message"]
     described = admin.kubectl("describe", "node", "d-hami").stdout
     assert "GPUModelInDoubt" in described
-
-
-@pytest.mark.usefixtures("controller")
-def test_a_label_set_by_the_operator_stays(admin: Cluster) -> None:
-    admin.await_object("/api/v1/nodes", "d-t4", lambda node: label_of(node) is not None)
-    [event] = admin.await_events("default", "involvedObject.name=d-own")
-    assert event["message"].endswith("; the quota uses model mine")
-    node = admin.rest.get("/api/v1/nodes/d-own")
-    assert (label_of(node), DISCOVERED in node["metadata"].get("annotations", {})) == ("mine", False)
 
 
 @pytest.mark.usefixtures("controller")

@@ -118,36 +118,6 @@ def test_webhooks_of_older_manifests_stay_registered_if_the_record_of_the_last_a
         admin.kubectl("delete", REGISTERED, "-l", "app.kubernetes.io/part-of=vcuda-quota")
 
 
-def each_with(**fields: object) -> Callable[[list[Json]], list[Json]]:
-    return lambda found: [{**hook, **fields} for hook in found]
-
-
-def distrust(found: list[Json]) -> list[Json]:
-    return [{**hook, "clientConfig": {"service": hook["clientConfig"]["service"]}} for hook in found]
-
-
-EDITS: dict[str, Callable[[list[Json]], list[Json]]] = {
-    "exempt some pods": each_with(objectSelector={"matchLabels": {"team": "mine"}}),
-    "ignore failures": each_with(failurePolicy="Ignore"),
-    "remove one": lambda found: found[1:],
-    "add one": lambda found: [*found, {**found[0], "name": "other.quota.vcuda.io"}],
-    "distrust": distrust,
-}
-
-
-@pytest.mark.one_version
-def test_edited_webhooks_are_reported_and_repaired_by_the_next_run(admin: Cluster, directory: Path) -> None:
-    with applied(admin, directory) as system, system.serving(1):
-        good = hooks(admin, VALIDATING)
-        for name, edit in EDITS.items():
-            admin.rest.json_patch(VALIDATING, [{"op": "replace", "path": "/webhooks", "value": edit(good)}])
-            found = status(system)
-            assert found.returncode == 1, (name, found.stdout)
-            system.register()
-            assert hooks(admin, VALIDATING) == good, name
-        assert status(system).returncode == 0, status(system).stdout
-
-
 def put(admin: Cluster, path: str, field: str, value: object) -> None:
     admin.rest.json_patch(path, [{"op": "add", "path": field, "value": value}])
 

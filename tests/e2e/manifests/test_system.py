@@ -10,7 +10,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.builders import MODEL, POOL
-from tests.e2e import dra
 from tests.e2e.cluster import Cluster
 from tests.e2e.manifests.operations import TEAM, example_quota
 from tests.e2e.manifests.system import NODE, System, applied
@@ -38,27 +37,6 @@ def running(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         with example_quota(admin):
             yield system, (webhook, controller, agent)
     admin.delete_node(NODE)
-
-
-@pytest.mark.usefixtures("running")
-def test_a_claim_within_quota_is_pinned_and_one_beyond_it_is_rejected_with_the_reason(admin: Cluster) -> None:
-    dra.require_dra(admin)
-    created = admin.create(dra.claim(TEAM, "card"))
-    [asked] = created["spec"]["devices"]["requests"]
-    assert "productName" in asked["exactly"]["selectors"][0]["cel"]["expression"]
-    rejected = admin.try_create(dra.claim(TEAM, "too-many", dra.request(count=9)))
-    assert rejected.status == HTTPStatus.FORBIDDEN
-    assert "larger than the GPU quota: M40 in namespace team-a, requested: 9 cards" in rejected.message
-    admin.delete(f"{dra.claims_path(TEAM)}/card")
-
-
-def test_an_edit_of_the_quota_is_checked_and_other_configmaps_are_not(admin: Cluster, running: Running) -> None:
-    bad = {"metadata": {"namespace": "kube-system", "name": "gpuquota"}, "data": {"gpu_quota": "{team-a: 8}"}}
-    rejected = admin.rest.try_merge_patch("/api/v1/namespaces/kube-system/configmaps/gpuquota", bad)
-    assert rejected.status == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "team-a" in rejected.message
-    with without_endpoints(running[0]):
-        admin.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": TEAM, "name": "another"}})
 
 
 @contextmanager
