@@ -128,7 +128,7 @@ class LeaderSource:
     def _beyond(self) -> Sequence[seen_events.ReportedObject]:
         found = [(each.violation, each.at) for each in self._leader.violations.ongoing()[:MAX_FOUND]]
         return [
-            seen_events.ReportedObject(each.holder.namespace, kind_of(each.holder), each.holder.name, each.message, at)
+            seen_events.ReportedObject(each.stored.namespace, kind_of(each.stored), each.stored.name, each.message, at)
             for each, at in found
         ]
 

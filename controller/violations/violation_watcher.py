@@ -17,7 +17,7 @@ import structlog
 from controller.metrics import EvictionMetrics
 from controller.pods import pod_path
 from controller.recount.grants import NOTICE_SECONDS
-from controller.violations.violations import Holder, PricedClaim, Violation, ViolationKind, find_violations
+from controller.violations.violations import PricedClaim, StoredObject, Violation, ViolationKind, find_violations
 from controller.workqueue import Reconciler
 from vcuda import k8s_types
 from vcuda.allocations.stored_claims import charged_by_pods
@@ -108,7 +108,7 @@ class Evictor:
             )
             return None
         found = (each for each in find_violations(namespace, limits, pods, nodes, claims) if each.evictable)
-        wanted = ((each.holder, each.message) for each in found if each.holder.uid in uids)
+        wanted = ((each.stored, each.message) for each in found if each.stored.uid in uids)
         return next(((pod, why) for pod, why in wanted if isinstance(pod, StoredPod)), None)
 
     def evict(self, pod: StoredPod, why: str) -> EvictionOutcome:
@@ -149,13 +149,13 @@ class Evictor:
         self.kube.post(path, msgspec.json.encode(body), timeout=EVICTION_TIMEOUT_SECONDS)
 
 
-def kind_of(holder: Holder) -> str:
-    return "Pod" if isinstance(holder, StoredPod) else "ResourceClaim"
+def kind_of(stored: StoredObject) -> str:
+    return "Pod" if isinstance(stored, StoredPod) else "ResourceClaim"
 
 
-def _involved(holder: Holder) -> events.InvolvedObject:
-    version = "v1" if isinstance(holder, StoredPod) else API_VERSION
-    return events.InvolvedObject(version, kind_of(holder), holder.name, holder.namespace, holder.uid)
+def _involved(stored: StoredObject) -> events.InvolvedObject:
+    version = "v1" if isinstance(stored, StoredPod) else API_VERSION
+    return events.InvolvedObject(version, kind_of(stored), stored.name, stored.namespace, stored.uid)
 
 
 class ViolationOptions(msgspec.Struct, frozen=True):
@@ -223,7 +223,7 @@ class ViolationWatcher:
 
     def counts(self) -> Mapping[tuple[str, str, str], int]:
         found = (each.violation for each in self.ongoing())
-        return Counter((kind_of(each.holder), each.holder.namespace, each.kind.value) for each in found)
+        return Counter((kind_of(each.stored), each.stored.namespace, each.kind.value) for each in found)
 
     def reconcile(self, namespace: str) -> float | None:
         """Check one namespace, report its violations, and evict at most one pod.
@@ -236,7 +236,7 @@ class ViolationWatcher:
         if limits:
             pods, claims = tuple(self._pods(namespace)), tuple(self._claims(namespace))
             found = find_violations(namespace, limits, pods, self._nodes.current(), claims)
-            self._announce(namespace, limits, {each.holder.uid for each in found}, pods, claims)
+            self._announce(namespace, limits, {each.stored.uid for each in found}, pods, claims)
         else:
             self._announced.pop(namespace, None)
         ongoing = self._update_ongoing(namespace, found)
@@ -271,28 +271,28 @@ class ViolationWatcher:
         named = set(beyond)
         for end in sorted(ends):
             for each in find_violations(namespace, limits.at(end), pods, self._nodes.current(), claims):
-                if each.holder.uid not in named:
-                    named.add(each.holder.uid)
-                    future[each.holder.uid, end] = each
+                if each.stored.uid not in named:
+                    named.add(each.stored.uid)
+                    future[each.stored.uid, end] = each
         announced.intersection_update(future)
         for key in future.keys() - announced:
             message = f"a GPU grant ends at {shown_time(key[1], ends[key[1]])}. {self._fate(future[key])}"
-            holder, about = future[key].holder, f"grant-ends-{int(key[1])}-{key[0][:8]}"
-            event = events.Event(_involved(holder), about, GRANT_ENDS, message, COMPONENT, type="Warning")
-            self._try_to_post(holder, event)
+            stored, about = future[key].stored, f"grant-ends-{int(key[1])}-{key[0][:8]}"
+            event = events.Event(_involved(stored), about, GRANT_ENDS, message, COMPONENT, type="Warning")
+            self._try_to_post(stored, event)
             announced.add(key)
 
     def _fate(self, violation: Violation) -> str:
         if self._evictor and violation.evictable:
             return f"This pod will then be evicted: {violation.message}"
-        what = "pod" if isinstance(violation.holder, StoredPod) else "claim"
+        what = "pod" if isinstance(violation.stored, StoredPod) else "claim"
         stays = f"This {what} stays, but then new pods and claims are rejected until the usage fits the quota"
         return f"{stays}: {violation.message}"
 
     def _update_ongoing(self, namespace: str, found: Iterable[Violation]) -> Mapping[str, OngoingViolation]:
         """Store and return the violations by uid. A violation that the last check also found keeps its start time."""
         before = self._ongoing.get(namespace, {})
-        ongoing = {each.holder.uid: self._since(before.get(each.holder.uid), each) for each in found}
+        ongoing = {each.stored.uid: self._since(before.get(each.stored.uid), each) for each in found}
         for uid in before.keys() - ongoing.keys():
             self._tried.pop(uid, None)
         with self._lock:
@@ -309,7 +309,7 @@ class ViolationWatcher:
 
     def _post_events(self, namespace: str, found: Iterable[Violation]) -> None:
         """Write an Event for each new violation. While a violation lasts, this process writes no second Event."""
-        violations = {(each.holder.uid, each.kind): each for each in found}
+        violations = {(each.stored.uid, each.kind): each for each in found}
         reported = self._reported.setdefault(namespace, set())
         reported.intersection_update(violations)
         for key in violations.keys() - reported:
@@ -317,10 +317,10 @@ class ViolationWatcher:
             reported.add(key)
 
     def _post(self, violation: Violation) -> None:
-        holder = violation.holder
-        what = "pod" if isinstance(holder, StoredPod) else "claim"
-        log = self._log.bind(namespace=holder.namespace, uid=holder.uid, **{what: holder.name})
-        if not self._try_to_post(holder, event_of(violation)):
+        stored = violation.stored
+        what = "pod" if isinstance(stored, StoredPod) else "claim"
+        log = self._log.bind(namespace=stored.namespace, uid=stored.uid, **{what: stored.name})
+        if not self._try_to_post(stored, event_of(violation)):
             return
         if violation.kind == ViolationKind.UNPINNED:
             log.info(f"reported a {what} that is not counted")
@@ -329,13 +329,13 @@ class ViolationWatcher:
         else:
             log.info(f"reported a {what} beyond its quota", finding=violation.kind.value, why=violation.message)
 
-    def _try_to_post(self, holder: Holder, event: events.Event) -> bool:
+    def _try_to_post(self, stored: StoredObject, event: events.Event) -> bool:
         """Write an Event. Return True if the API server accepted it. Raises Unavailable if there was no answer."""
         try:
             events.post_event(self._kube, event)
         except ApiError as error:
             # Do not retry an Event that the API server rejected, because the API server would reject the retry, too.
-            self._log.warning("event rejected", namespace=holder.namespace, uid=holder.uid, error=str(error))
+            self._log.warning("event rejected", namespace=stored.namespace, uid=stored.uid, error=str(error))
             return False
         return True
 
@@ -355,11 +355,11 @@ class ViolationWatcher:
 
 
 def event_of(violation: Violation) -> events.Event:
-    holder, message = violation.holder, violation.message
+    stored, message = violation.stored, violation.message
     # Event names contain a part of the object's uid, so that a new pod with the same name gets its own Event.
-    subject, uid = _involved(holder), holder.uid[:8]
+    subject, uid = _involved(stored), stored.uid[:8]
     if violation.kind == ViolationKind.UNPINNED:
-        message = NOT_COUNTED_MESSAGE.format(holder.namespace) if isinstance(holder, StoredPod) else message
+        message = NOT_COUNTED_MESSAGE.format(stored.namespace) if isinstance(stored, StoredPod) else message
         return events.Event(subject, f"not-counted-{uid}", NOT_COUNTED, message, "vcuda-quota", type="Warning")
     about = f"{violation.kind}-{uid}"
     if violation.kind == ViolationKind.OTHER_MODEL:

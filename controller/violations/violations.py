@@ -18,7 +18,7 @@ from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, cards, fits, mebibytes, total
 from vcuda.quota.terms import TOTAL
 
-Holder = StoredPod | StoredClaim
+StoredObject = StoredPod | StoredClaim
 PricedClaim = tuple[StoredClaim, ClaimCharge]
 
 CLAIM_NOT_COUNTED_MESSAGE = (
@@ -46,7 +46,7 @@ class Violation(msgspec.Struct, frozen=True):
     """
 
     kind: ViolationKind
-    holder: Holder
+    stored: StoredObject
     message: str
     evictable: bool = False
 
@@ -54,7 +54,7 @@ class Violation(msgspec.Struct, frozen=True):
 class _Charged(NamedTuple):
     """A pod or a claim, and its charge for one GPU model."""
 
-    holder: Holder
+    stored: StoredObject
     charge: Charge
 
 
@@ -79,18 +79,18 @@ def find_violations(
     for model, held in by_model.items():
         limit = quota.limits.get(model) if model else None
         for violation in _violations(namespace, quota, model, limit, sorted(held, key=_age)):
-            found.setdefault(violation.holder.uid, violation)
+            found.setdefault(violation.stored.uid, violation)
     if quota.total:
         every = sorted((each for model, held in by_model.items() if model for each in held), key=_age)
         # Objects that exceed the limit of their model are not added again, so that no more objects than needed exceed
         # `total`.
         found |= {
-            each.holder.uid: each
+            each.stored.uid: each
             for each in _violations(namespace, quota, TOTAL, quota.total, every, left_out={*found})
         }
     for violation in (*_of_pods(by_model, nodes), *_of_claims(namespace, claims)):
-        if not violation.holder.terminating:
-            found.setdefault(violation.holder.uid, violation)
+        if not violation.stored.terminating:
+            found.setdefault(violation.stored.uid, violation)
     return sorted(found.values(), key=_age, reverse=True)
 
 
@@ -107,7 +107,7 @@ def _charged(
 
 def _age(of: _Charged | Violation) -> tuple[str, str, str]:
     # Creation times (RFC 3339, UTC) sort as text. They have whole seconds, so objects of the same second sort by name.
-    return of.holder.created, of.holder.name, of.holder.uid
+    return of.stored.created, of.stored.name, of.stored.uid
 
 
 def _violations(
@@ -125,10 +125,10 @@ def _violations(
     ``left_out``: the uids of objects that are not added.
     """
     # Leave out terminating pods. An evicted pod keeps its cards until it ends, and would cause a second eviction.
-    staying = [each for each in held if not each.holder.terminating and each.holder.uid not in left_out]
+    staying = [each for each in held if not each.stored.terminating and each.stored.uid not in left_out]
     if model is None:
         message = f"the GPU quota of namespace {namespace} does not count this pod, because it has no GPU model"
-        yield from (Violation(ViolationKind.UNPINNED, each.holder, message) for each in staying)
+        yield from (Violation(ViolationKind.UNPINNED, each.stored, message) for each in staying)
         return
     kind = ViolationKind.NOT_ALLOWED if limit is None else ViolationKind.OVER_QUOTA
     used = total(each.charge for each in held)
@@ -136,12 +136,12 @@ def _violations(
     not_allowed = f"namespace {namespace} may not use GPU model {model}; the models that it may use: {allowed}"
     for each in _beyond(limit or NO_LIMIT, staying):
         message = _over(namespace, model, limit, used, each) if limit else not_allowed
-        evictable = quota.mode == Mode.ENFORCE and isinstance(each.holder, StoredPod)
-        if isinstance(each.holder, StoredPod) and each.holder.mirror:
-            advice = f"To end this mirror pod, remove the manifest of its static pod from node {each.holder.node}"
+        evictable = quota.mode == Mode.ENFORCE and isinstance(each.stored, StoredPod)
+        if isinstance(each.stored, StoredPod) and each.stored.mirror:
+            advice = f"To end this mirror pod, remove the manifest of its static pod from node {each.stored.node}"
             message = f"{message}. {advice}."
             evictable = False
-        yield Violation(kind, each.holder, message, evictable)
+        yield Violation(kind, each.stored, message, evictable)
 
 
 def _beyond(limit: Limit, held: Sequence[_Charged]) -> Iterator[_Charged]:
@@ -154,7 +154,7 @@ def _beyond(limit: Limit, held: Sequence[_Charged]) -> Iterator[_Charged]:
 
 
 def _over(namespace: str, model: str, limit: Limit, used: Charge, beyond: _Charged) -> str:
-    where, what = f"{model} in namespace {namespace}", "claim" if isinstance(beyond.holder, StoredClaim) else "pod"
+    where, what = f"{model} in namespace {namespace}", "claim" if isinstance(beyond.stored, StoredClaim) else "pod"
     takes = cards(beyond.charge.cores)
     if limit.cores is not None and used.cores > limit.cores:
         figures = f"used: {cards(used.cores)}, limited: {cards(limit.cores)}"
@@ -167,7 +167,7 @@ def _over(namespace: str, model: str, limit: Limit, used: Charge, beyond: _Charg
 
 
 def _of_pods(by_model: Mapping[str | None, Iterable[_Charged]], nodes: Nodes) -> Iterator[Violation]:
-    for pod in (holder for held in by_model.values() for holder, _ in held if isinstance(holder, StoredPod)):
+    for pod in (stored for held in by_model.values() for stored, _ in held if isinstance(stored, StoredPod)):
         if other := find_other_card(pod, nodes):
             yield Violation(ViolationKind.OTHER_MODEL, pod, str(other))
 

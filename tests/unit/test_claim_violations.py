@@ -71,7 +71,7 @@ BOTH = NamespaceQuota({"M40": Limit(200), "P100": Limit(100)})
 def test_claims_that_the_quota_would_not_admit_are_found(
     holders: list[StoredPod | PricedClaim], quota: NamespaceQuota, expected: list[tuple[str, str]]
 ) -> None:
-    assert [(each.holder.name, each.kind.value) for each in found(*holders, quota=quota)] == expected
+    assert [(each.stored.name, each.kind.value) for each in found(*holders, quota=quota)] == expected
 
 
 @cases(
@@ -101,14 +101,14 @@ def test_a_claim_is_reported_by_an_event_on_it(holders: list[PricedClaim], reaso
     [violation] = found(*holders, quota=BOTH)
     event = event_of(violation)
     assert (event.subject.kind, event.subject.api_version) == ("ResourceClaim", "resource.k8s.io/v1")
-    assert (event.subject.uid, event.reason) == (violation.holder.uid, reason)
+    assert (event.subject.uid, event.reason) == (violation.stored.uid, reason)
     assert said in event.message
 
 
 @pytest.mark.parametrize("mode", Mode)
 def test_no_claim_is_ever_evicted(mode: Mode) -> None:
     violations = found(claim("a", 3), claim("b", 2), claim("c"), quota=NamespaceQuota({"M40": Limit(0)}, mode=mode))
-    assert [(each.holder.name, each.evictable) for each in violations] == [(name, False) for name in "cba"]
+    assert [(each.stored.name, each.evictable) for each in violations] == [(name, False) for name in "cba"]
 
 
 # Tests in which an API server double stores the objects

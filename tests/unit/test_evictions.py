@@ -36,7 +36,7 @@ def test_each_pod_beyond_the_quota_is_reported_once_and_counted(api: Cluster) ->
     assert api.calls.count("POST") == 2
     assert watched.counted("pods", namespace="team-a", finding="over-quota") == 2
     found = watched.watcher.ongoing()
-    assert [each.violation.holder.name for each in found] == ["newest", "new"]
+    assert [each.violation.stored.name for each in found] == ["newest", "new"]
     assert all(each.at.endswith("Z") for each in found)
     [event] = api.events("newest.")
     assert (event["type"], event["involvedObject"]["uid"]) == ("Warning", "uid-newest")

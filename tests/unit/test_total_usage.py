@@ -202,6 +202,6 @@ def test_the_newest_pods_beyond_the_total_are_violations(
 
 def test_a_violation_of_total_names_the_total() -> None:
     pods = [pod("a", 200, 2), pod("b", 200, 1, model="P100"), pod("not-charged", model=None)]
-    [violation] = [each for each in find_violations("team-a", THREE, pods, AT) if each.holder.name == "b"]
+    [violation] = [each for each in find_violations("team-a", THREE, pods, AT) if each.stored.name == "b"]
     figures = "used: 4 cards, limited: 3 cards; this pod takes 2 cards and does not fit with the older pods and claims"
     assert (violation.message, violation.evictable) == (f"beyond GPU quota: total in namespace team-a, {figures}", True)

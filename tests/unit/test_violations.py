@@ -24,7 +24,7 @@ def pod(name: str, cores: int = 100, age: int = 1, **fields: object) -> StoredPo
 
 
 def found(*pods: StoredPod, quota: NamespaceQuota = FOUR, at: Nodes = AT) -> list[tuple[str, str]]:
-    return [(finding.holder.name, finding.kind.value) for finding in find_violations("team-a", quota, pods, at)]
+    return [(finding.stored.name, finding.kind.value) for finding in find_violations("team-a", quota, pods, at)]
 
 
 def over(*names: str) -> list[tuple[str, str]]:
@@ -152,8 +152,8 @@ QUOTAS = st.dictionaries(st.sampled_from(["M40", "P100"]), LIMITS).map(Namespace
 
 
 def charged(finding: Violation) -> StoredPod:
-    assert isinstance(finding.holder, StoredPod)
-    return finding.holder
+    assert isinstance(finding.stored, StoredPod)
+    return finding.stored
 
 
 def charge_on(model: str, pods: Sequence[StoredPod]) -> Charge:
@@ -165,7 +165,7 @@ def test_the_remaining_pods_fit_and_with_any_found_one_they_do_not(
     quota: NamespaceQuota, pods: list[StoredPod]
 ) -> None:
     findings = [f for f in find_violations("team-a", quota, pods, AT) if f.kind != ViolationKind.UNPINNED]
-    evicted = {finding.holder.uid for finding in findings}
+    evicted = {finding.stored.uid for finding in findings}
     staying = [each for each in pods if each.live and not each.terminating]
     kept = [each for each in staying if each.uid not in evicted]
     for model in ("M40", "P100", "A100"):
@@ -181,10 +181,10 @@ def test_the_remaining_pods_fit_and_with_any_found_one_they_do_not(
 @given(QUOTAS, PODS)
 def test_no_other_pod_is_found_while_evicted_pods_terminate(quota: NamespaceQuota, pods: list[StoredPod]) -> None:
     found_now = find_violations("team-a", quota, pods, AT)
-    gone = {finding.holder.uid for finding in found_now if finding.evictable}
+    gone = {finding.stored.uid for finding in found_now if finding.evictable}
     after = [msgspec.structs.replace(each, terminating=each.terminating or each.uid in gone) for each in pods]
-    left = {finding.holder.uid for finding in find_violations("team-a", quota, after, AT)}
-    assert left == {finding.holder.uid for finding in found_now} - gone
+    left = {finding.stored.uid for finding in find_violations("team-a", quota, after, AT)}
+    assert left == {finding.stored.uid for finding in found_now} - gone
 
 
 @pytest.mark.parametrize("deletion", [None, "2026-01-01T00:00:00Z"])
