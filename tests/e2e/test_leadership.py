@@ -4,7 +4,6 @@ A leader with an outdated list of pods releases no charge of a stored pod.
 """
 
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,10 +29,9 @@ from tests.e2e.installation import (
     drop_lease,
     limited_team,
 )
-from tests.e2e.ledgers import await_committed, await_ledger, await_published, await_unpublished, committed
+from tests.e2e.ledgers import await_committed, await_published, await_unpublished, committed
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess, eventually
-from tools.control_plane import ControlPlane
 from vcuda.errors import Unavailable
 from vcuda.kube import Kube, Params, Stream
 
@@ -42,8 +40,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.one_version]
 Pair = tuple[ControllerProcess, ControllerProcess]
 ENTRY = {"quota": {"M40": 4}}
 LEASE_SECONDS = 8
-AWAY = 10.0
-"""Seconds for which the API server is down in the test of its outage."""
 
 
 @pytest.fixture
@@ -114,34 +110,6 @@ def test_a_leader_that_stops_releases_its_lease_at_once(cluster: Cluster, instal
         assert leader.logs("the Lease was released")
         await_holder(cluster, "second", timeout=10)
         successor.await_synced()
-
-
-def test_the_leader_stays_leader_while_the_api_server_is_down_for_ten_seconds(
-    cluster: Cluster, control_plane: ControlPlane, installation: Installation
-) -> None:
-    with controlling(installation, "--lease-seconds", "60") as leader, limited_team(installation, ENTRY) as namespace:
-        for name in ("ends", "stays"):
-            cluster.create(card_pod(name, namespace))
-        await_committed(installation, namespace, M40=200)
-        before = lease_spec(cluster)
-        # The Lease must be long. A leader that cannot renew its Lease for two thirds of the duration stops leading, and
-        # on a busy machine the API server's start takes as long as the outage itself.
-        with control_plane.apiserver.away(control_plane.apiserver.kill):
-            time.sleep(AWAY)
-
-        cluster.finish_pod(namespace, "ends")
-        await_committed(installation, namespace, M40=100)
-        # If the leader's watch was still interrupted when the pod ended, it missed the end. Then the ledger has the
-        # charge as terminating for a moment.
-        await_ledger(installation, namespace, lambda ledger: not ledger.terminating)
-        cluster.create(card_pod("new", namespace, cards=3))
-        assert cluster.try_create(card_pod("over", namespace)).is_over_quota
-        await_committed(installation, namespace, M40=400)
-        cluster.await_object(LEASES, LEASE, lambda lease: lease["spec"]["renewTime"] > before["renewTime"])
-        after = lease_spec(cluster)
-        assert {**after, "renewTime": ""} == {**before, "renewTime": ""}
-        assert leader.process.poll() is None
-        assert len(leader.logs("this replica leads now")) == 1
 
 
 def test_the_next_leader_removes_the_objects_of_a_namespace_without_a_limit(

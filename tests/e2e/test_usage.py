@@ -15,12 +15,12 @@ import yaml
 from controller.plugin.explain import MAKES_A_CLAIM
 from tests.e2e import dra
 from tests.e2e.cluster import Cluster, Json, webhook
-from tests.e2e.installation import MANIFESTS, USAGE, Installation, await_enforced, tenant_of
+from tests.e2e.installation import MANIFESTS, USAGE, Installation, tenant_of
 from tests.e2e.json_server import answering, ca_bundle, reviewed
-from tests.e2e.ledgers import await_committed, await_published
+from tests.e2e.ledgers import await_published
 from tests.e2e.steady import creating, share
 from tests.e2e.workloads import workload
-from tests.integration.reviews import card_pod, gpu_pod, on_m40, with_spec
+from tests.integration.reviews import card_pod, gpu_pod, on_m40
 from tests.processes import SCRIPTS, ControllerProcess, eventually
 from vcuda.quota.terms import USAGE_LABELS
 
@@ -77,25 +77,6 @@ def test_reserved_cards_are_distinct_from_used_and_free_ones_and_are_released(
     assert {round(each["used"] + each["reserved"] + each["available"], 2) for each in seen} == {400}
     assert max(each["reserved"] for each in seen) <= 40, "at most a tenth of the free cards may be reserved"
     assert "RESERVED" not in gpuquota("-n", crowded).stdout
-
-
-def test_pods_created_before_the_quota_are_reported_and_charged_when_their_model_is_known(
-    cluster: Cluster, installation: Installation, controller: ControllerProcess, m40: str
-) -> None:
-    """The running pod has the model of its node. The waiting pod has no node, so it has no model yet."""
-    with installation.free_team() as namespace:
-        await_enforced(cluster, namespace, enforced=False)
-        cluster.create(with_spec(card_pod("bound", namespace), nodeName=m40))
-        cluster.create(with_spec(card_pod("waiting", namespace, cards=2), schedulerName="by-hand"))
-        with installation.quota.limited(**{namespace: {"quota": {"M40": 4}}}):
-            await_enforced(cluster, namespace)
-            await_committed(installation, namespace, M40=100)
-            report = await_published(cluster, namespace, lambda report: used(report) == {"M40": 1})
-            assert report["unpinned"] == ["waiting"]
-            assert [pod["name"] for pod in report["models"][0]["pods"]] == ["bound"]
-            assert controller.metric("vcuda_quota_unpinned_pods", namespace=namespace) == 1
-            [told] = cluster.await_events(namespace, "reason=NotCounted")
-            assert (told["involvedObject"]["name"], told["type"]) == ("waiting", "Warning")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import json
 import socket
 import ssl
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,6 @@ FEW = 4
 CROWD = 8 * FEW
 IDLE = 10_000
 SHARE = 0.3
-LARGE = 100 * 2**20
 LATER = 12
 """Another client begins a request after this many half seconds. The first client's time limit is not over then."""
 
@@ -163,30 +161,6 @@ def test_clients_that_leave_while_others_connect_do_no_harm(target: Target) -> N
             crowd.enter_context(target.open())
     target.assert_sound()
     assert target.server.worker() == target.pid
-
-
-@pytest.mark.parametrize("chunks", [False, True], ids=["by length", "in chunks"])
-def test_bodies_of_100_mib_are_rejected_and_not_kept(target: Target, chunks: bool) -> None:
-    """The server reads a part of the rejected body, so that the client gets the answer, and then disconnects."""
-    before = target.note_memory("before large bodies")
-    head = b"Transfer-Encoding: chunked\r\n\r\n" if chunks else f"Content-Length: {LARGE}\r\n\r\n".encode()
-    part = b"100000\r\n" + b" " * 2**20 + b"\r\n" if chunks else b" " * 2**20
-
-    def send() -> None:
-        with target.shake_hands() as connection:
-            connection.sendall(HEAD + head)
-            with suppress(OSError):  # the server may close the connection while the client still sends
-                for _ in range(LARGE // 2**20):
-                    connection.sendall(part)
-            statuses = [answer.status for answer in answers_in(read_all(connection)[0])]
-            assert statuses in ([HTTPStatus.REQUEST_ENTITY_TOO_LARGE], [])
-
-    senders = [threading.Thread(target=send) for _ in range(FEW)]
-    for sender in senders:
-        sender.start()
-    while any(sender.is_alive() for sender in senders):
-        target.assert_sound()
-    assert target.note_memory("after large bodies") - before < 96
 
 
 @pytest.mark.timeout(900)
