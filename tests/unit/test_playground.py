@@ -1,6 +1,5 @@
 """Tests of the playground: its texts, the check for missing programs, and what its teams do."""
 
-import itertools
 from collections import Counter
 from pathlib import Path
 
@@ -8,23 +7,15 @@ import pytest
 
 from examples.playground.cluster import SHARES_PER_CARD, nodes
 from examples.playground.programs import BUILDS, ETCD, KUBERNETES, KWOK, PROGRAMS, ROOT, find, missing_text
-from examples.playground.system import reachable
 from examples.playground.teams import (
     ALL,
-    TEAMS,
     YOURS,
     RunJob,
-    Scale,
-    changes,
     job_manifest,
-    malformed_quota,
-    quota_manifest,
 )
 from examples.playground.texts import COMMANDS, verdict, welcome
 from tests.tables import cases
-from vcuda.errors import QuotaFault
 from vcuda.placement.registers import read_registers
-from vcuda.quota.document import parse_quota
 
 PROGRAM_NAMES = [program.name for program in PROGRAMS]
 
@@ -81,37 +72,6 @@ def test_the_versions_in_the_advice_are_those_that_are_built() -> None:
         assert any(version in script for script in scripts), version
 
 
-def test_the_same_seed_gives_the_same_changes_and_another_seed_gives_others() -> None:
-    first, same, other = (list(itertools.islice(changes(seed), 50)) for seed in (1, 1, 2))
-    assert first == same
-    assert first != other
-
-
-def test_every_team_changes_within_its_bounds_and_sometimes_beyond_its_quota() -> None:
-    teams = {team.namespace: team for team in TEAMS}
-    found = list(itertools.islice(changes(1), 300))
-    assert Counter(change.namespace for change in found) == dict.fromkeys(teams, 100)
-    for change in found:
-        team = teams[change.namespace]
-        if isinstance(change, Scale):
-            assert (change.deployment, change.replicas in range(team.deployment.most + 1)) == (
-                team.deployment.name,
-                True,
-            )
-        else:
-            assert team.job
-            assert change.pods in range(1, team.job.most + 1)
-            assert 10 <= change.seconds <= 40
-    scales = [change for change in found if isinstance(change, Scale)]
-    beyond = {each.namespace for each in scales if each.replicas == teams[each.namespace].deployment.most}
-    assert beyond == {*teams}
-
-
-def test_no_two_jobs_have_one_name() -> None:
-    jobs = [change.name for change in itertools.islice(changes(1), 300) if isinstance(change, RunJob)]
-    assert len(jobs) == len({*jobs})
-
-
 def test_a_job_ends_and_is_deleted_even_if_none_of_its_pods_is_admitted() -> None:
     spec = job_manifest(RunJob("team-lab", "sweep-1", {}, 2, 30))["spec"]
     assert spec["activeDeadlineSeconds"] > 40
@@ -132,28 +92,6 @@ def test_the_quotas_fit_the_cards_even_after_the_proposed_edit() -> None:
     assert limits["T4"] - YOURS.quota["T4"] + 4 <= shared
     offered = sum(int(node["status"]["allocatable"]["nvidia.com/gpu"]) for node in found)
     assert offered == plain + shared * SHARES_PER_CARD
-
-
-def test_the_quota_is_valid_and_the_malformed_one_is_not() -> None:
-    quota = parse_quota(quota_manifest()["data"]["gpu_quota"])
-    assert {name: dict(entry.limits) for name, entry in quota.namespaces.items()}.keys() == {t.namespace for t in ALL}
-    with pytest.raises(QuotaFault):
-        parse_quota(malformed_quota()["data"]["gpu_quota"])
-
-
-def test_the_api_server_calls_the_webhook_of_this_machine() -> None:
-    service = {"kind": "Service", "metadata": {"name": "vcuda-webhook"}, "spec": {"selector": {}}}
-    declared = "- clientConfig:\n    service: {name: vcuda-webhook, path: /mutate, port: 443}\n"
-    registration = {
-        "kind": "MutatingWebhookConfiguration",
-        "metadata": {"name": "00-vcuda-quota", "annotations": {"quota.vcuda.io/webhooks": declared, "other": "kept"}},
-    }
-    account = {"kind": "ServiceAccount", "metadata": {"name": "vcuda-webhook"}}
-    changed = reachable([service, registration, account], 40123)
-    assert changed[0]["spec"] == {"type": "ExternalName", "externalName": "localhost"}
-    annotations = changed[1]["metadata"]["annotations"]
-    assert annotations == {"quota.vcuda.io/webhooks": declared.replace("443", "40123"), "other": "kept"}
-    assert changed[2] == account
 
 
 @pytest.mark.parametrize(
