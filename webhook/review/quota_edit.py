@@ -228,9 +228,7 @@ def _doubts(quota: Quota, policy: context.PolicySnapshot | None, named: CardMode
 def _without_effect(resources: GpuResources, policy: context.PolicySnapshot | None) -> Iterator[Fault]:
     extended = policy.claims.devices.extended_resources if policy and policy.claims else ()
     if resources.with_claimed(extended) is not resources:
-        models = ", ".join(
-            model for model, value in resources.models.card_values.items() if value.cores != CORES_PER_CARD
-        )
+        models = ", ".join(name for name, each in resources.models.card_values.items() if each.cores != CORES_PER_CARD)
         text = f"`cards` of {models} has no effect while a DeviceClass offers devices as {PLAIN_CARDS}"
         yield Fault("gpu_models", text)
     if policy:
