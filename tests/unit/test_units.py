@@ -2,8 +2,10 @@
 
 import json
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, strategies as st
 
 from controller.pods import PodInformer
@@ -164,74 +166,17 @@ def test_a_resource_of_a_vendor_that_no_table_has_may_be_a_gpu(domain: str) -> N
     assert not known(f"{{{name}: {{}}}}").is_unknown_gpu(name)
 
 
-@cases(
-    "name, unknown",
-    a_class=(f"{CLASS}acme.com", True),
-    a_class_without_a_fixed_value=(f"{CLASS}mig.nvidia.com", True),
-    a_known_class=(f"{CLASS}gpu.nvidia.com", False),
-    a_compute_domain=(f"{CLASS}compute-domain-daemon.nvidia.com", False),
-    hamis_priority=("nvidia.com/priority", False),
-    neuron=("aws.amazon.com/neuroncore", True),
-    another_resource_of_amazons=("aws.amazon.com/efa", False),
-    cgpu=("baidu.com/cgpu_core", True),
-    mgpu=("vke.volcengine.com/mgpu-core", True),
-    another_resource_of_volcengines=("vke.volcengine.com/eni-ip", False),
-    koordinator=("koordinator.sh/gpu-memory-ratio", True),
-    directx=("microsoft.com/directx", True),
-    tpu=("google.com/tpu", True),
-    a_subdomain=("gpu.nvidia.com/x", True),
-    a_profile_that_is_none=("nvidia.com/mig-8g.5gb", True),
-    a_word_of_the_name=("example.com/gpu-a", True),
-    a_word_at_the_end=("alpha.kubernetes.io/nvidia-gpu", True),
-    a_word_of_the_domain=("cloud-tpus.google.com/v3", True),
-    a_domain_of_intel=("gpu.intel.com/i915", True),
-    volcano=("volcano.sh/gpu-number", True),
-    volcanos_vgpu=("volcano.sh/vgpu-memory", True),
-    nebuly=("nos.nebuly.com/gpu-memory", True),
-    doslab=("doslab.io/vcuda-core", True),
-    qgpu=("tke.cloud.tencent.com/qgpu-core", True),
-    aliyun=("aliyun.com/gpu-mem", True),
-    amazons_vgpu=("k8s.amazonaws.com/vgpu", True),
-    huaweis_npu=("huawei.com/npu-core", True),
-    with_a_number=("example.com/NPU310", True),
-    the_beginning_of_a_word=("example.com/gpumem", True),
-    the_end_of_a_word=("example.com/amdgpu", True),
-    a_part_of_a_word=("nagpur.example.com/x", False),
-    xpu=("baidu.com/xpu", True),
-    dcu=("hygon.example.com/dcunum", False),
-    dcu_with_a_number=("example.com/dcu-0", True),
-    mlu=("example.com/mlu370", True),
-    hpu=("example.com/hpu", True),
-    a_device_file_of_nvidia=("smarter-devices/nvidia0", True),
-    the_control_device_of_nvidia=("smarter-devices/nvidiactl", True),
-    another_device_file_of_nvidia=("devices.example.com/nvidia-uvm", True),
-    a_directory_of_device_files=("squat.ai/dri", True),
-    a_render_device=("smarter-devices/dri_renderD128", True),
-    a_device_file_of_amd=("squat.ai/kfd", True),
-    an_accelerator_s_device_file=("smarter-devices/accel0", True),
-    a_partition_in_another_domain=("example.com/mig-1g.10gb", True),
-    cuda=("example.com/cuda-cores", True),
-    an_address_with_cuda=("barracuda.com/x", False),
-    migration=("example.com/mig-tool", False),
-    kvm=("devices.kubevirt.io/kvm", False),
-    fuse=("smarter-devices/fuse", False),
-    a_camera=("smarter-devices/video0", False),
-    a_sound_card=("smarter-devices/snd", False),
-    fpga=("fpga.intel.com/af-d8424dc4a4a3c413f89e433683f9040b", False),
-    dpu=("example.com/dpu", False),
-    ipu=("intel.com/ipu", False),
-    qat=("qat.intel.com/cy", False),
-    sgx=("sgx.intel.com/epc", False),
-    sriov=("openshift.io/mlnx_sriov_rdma", False),
-    drive=("example.com/drive", False),
-    a_part_of_a_word_in_the_domain=("outputs.example.com/npuffs", False),
-    another_resource_of_that_domain=("example.com/nic", False),
-    another_spelling=("NVIDIA.com/x", True),
-    somebody_elses=("rdma/hca", False),
-    no_domain=("cpu", False),
-)
-def test_a_possible_gpu_that_is_in_no_table_is_found(name: str, unknown: bool) -> None:
-    assert known().is_unknown_gpu(name) is unknown
+RESOURCES = yaml.safe_load((Path(__file__).parents[1] / "data" / "gpu-resources.yaml").read_text())
+
+
+@pytest.mark.parametrize("name", RESOURCES["unknown"])
+def test_a_possible_gpu_that_is_in_no_table_is_found(name: str) -> None:
+    assert known().is_unknown_gpu(name)
+
+
+@pytest.mark.parametrize("name", RESOURCES["others"])
+def test_a_resource_that_is_known_or_no_gpu_is_no_unknown_gpu(name: str) -> None:
+    assert not known().is_unknown_gpu(name)
 
 
 class World:
