@@ -361,5 +361,7 @@ def event_of(violation: Violation) -> events.Event:
     if violation.kind == ViolationKind.UNPINNED:
         message = NOT_COUNTED_MESSAGE.format(stored.namespace) if isinstance(stored, StoredPod) else message
         return events.Event(subject, f"not-counted-{uid}", NOT_COUNTED, message, "vcuda-quota", type="Warning")
-    reason = OTHER_MODEL if violation.kind == ViolationKind.OTHER_MODEL else BEYOND_QUOTA
-    return events.Event(subject, f"{violation.kind}-{uid}", reason, message, COMPONENT, type="Warning")
+    about = f"{violation.kind}-{uid}"
+    if violation.kind == ViolationKind.OTHER_MODEL:
+        return events.Event(subject, about, OTHER_MODEL, message, COMPONENT, type="Warning")
+    return events.Event(subject, about, BEYOND_QUOTA, message, COMPONENT, type="Warning")
