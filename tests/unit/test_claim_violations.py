@@ -66,7 +66,7 @@ BOTH = NamespaceQuota({"M40": Limit(200), "P100": Limit(100)})
     pinned_to_none_and_goes=([uncounted("a", terminating=True)], TWO, []),
     pinned_to_none_and_counted_by_its_devices=([claim("a", pinned=None)], TWO, []),
     asked_for_in_a_way_that_is_rejected=([claim("a", fault=FAULT)], TWO, [("a", "not-allowed")]),
-    worth_nothing=([claim("a", charges={}, pinned=None)], TWO, []),
+    without_a_charge=([claim("a", charges={}, pinned=None)], TWO, []),
 )
 def test_claims_that_the_quota_would_not_admit_are_found(
     holders: list[StoredPod | PricedClaim], quota: NamespaceQuota, expected: list[tuple[str, str]]

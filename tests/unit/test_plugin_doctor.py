@@ -377,11 +377,7 @@ def test_a_cluster_that_does_not_answer_ends_the_command(api: Installed) -> None
 
 @cases(
     "answer, text, action",
-    nobody_ready=(
-        Unavailable("not read"),
-        "no ready replica has an earlier quota",
-        "set the failurePolicy to Fail again",
-    ),
+    nobody_ready=(Unavailable("not read"), "no ready replica has an earlier quota", "set the failurePolicy to Fail"),
     forbidden=(
         Forbidden(403, "no permission"),
         "ConfigMap kube-system/gpuquota is malformed: ",

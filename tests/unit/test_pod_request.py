@@ -158,7 +158,7 @@ def test_every_resource_of_a_scheme_is_found_in_any_field(scheme: Scheme) -> Non
     limits_null=pod(container(resources={"limits": None, "requests": None})),
     cpu_and_memory=pod(container({"cpu": 2, "memory": "1Gi"})),
     another_vendor=pod(container({"amd.com/gpu": 1})),
-    worth_nothing=pod(container({"nvidia.com/hostdev": 1})),
+    without_a_value=pod(container({"nvidia.com/hostdev": 1})),
     an_annotations_name=pod(container({"tencent.com/vcuda-core-limit": 1})),
     a_resources_name_as_an_annotation=pod(container(), annotations={CORES: "100"}),
 )

@@ -91,8 +91,8 @@ NAME_IT = "add this line to `gpu_schemes` in the quota ConfigMap: `hami: {resour
 @cases(
     "units, limits, told",
     unknown=("", {"nvidia.com/vgpu": 4, **SHARE}, NAME_IT),
-    worth_something_by_itself=("{nvidia.com/vgpu: {cards: 0.1}}", {"nvidia.com/vgpu": 4, **SHARE}, NAME_IT),
-    worth_nothing=("{nvidia.com/vgpu: {}}", {"nvidia.com/vgpu": 4, "nvidia.com/gpucores": 10}, NAME_IT),
+    with_a_value_of_its_own=("{nvidia.com/vgpu: {cards: 0.1}}", {"nvidia.com/vgpu": 4, **SHARE}, NAME_IT),
+    without_a_value=("{nvidia.com/vgpu: {}}", {"nvidia.com/vgpu": 4, "nvidia.com/gpucores": 10}, NAME_IT),
     the_count_is_there=("{nvidia.com/vgpu: {}}", {"nvidia.com/vgpu": 4, "nvidia.com/gpu": 1, **SHARE}, None),
     no_share_beside=("{nvidia.com/vgpu: {cards: 1}}", {"nvidia.com/vgpu": 4}, None),
     another_domain=("{acme.com/nic: {}}", {"acme.com/nic": 4, **SHARE}, None),
