@@ -75,6 +75,9 @@ def main(quota: Path, nodes: Path, pods: Path) -> None:
         click.echo(f"It serves https://{connection.host}:{connection.port}, with a certificate issued for this run.\n")
         for namespace, entry in cluster.policy.quota.namespaces.items():
             click.echo(f"{namespace} may use {_allowance(entry)}")
+        for team, entry in cluster.policy.quota.teams.items():
+            members = ", ".join(cluster.policy.quota.members.items[team])
+            click.echo(f"the namespaces of team {team} ({members}) together may use {_allowance(entry)}")
         click.echo(
             f"\nCreating the objects of {_short(pods)}. Like the API server, the demo calls /mutate, then /validate.\n"
         )

@@ -17,7 +17,8 @@ from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse
 from vcuda.errors import MAX_FAULTS
 from vcuda.placement.nodes import Nodes
-from vcuda.quota.model import Allowance, Limit, Mode, NamespaceQuota, Quota
+from vcuda.quota.allowances import Allowance
+from vcuda.quota.model import Limit, Mode, NamespaceQuota, Quota
 from vcuda.quota.terms import MAX_TERMINATING_SECONDS
 from vcuda.requests.bypasses import could_reach_gpus
 from vcuda.requests.config import parse_config

@@ -59,6 +59,14 @@ def test_a_quota_file_is_the_document_or_its_config_map(text: str, path: Path) -
     assert read_quota(path).quota.namespaces["team-a"].limits == {"M40": Limit(800)}
 
 
+def test_the_teams_of_a_config_map_are_read(path: Path) -> None:
+    teams = "vision: {namespaces: [a], quota: {M40: 8}}"
+    path.write_text(f'{{kind: ConfigMap, data: {{gpu_quota: "{{}}", gpu_teams: "{teams}"}}}}')
+    found = read_quota(path).quota.for_namespace("a")
+    assert found is not None
+    assert found.team is not None
+
+
 def test_a_config_maps_further_keys_are_read_too(path: Path) -> None:
     path.write_text('{kind: ConfigMap, data: {gpu_quota: "{}", gpu_units: "{a.b/c: {cards: 1}}"}}')
     assert read_quota(path).resources.own_units == {"a.b/c": Charge(100, 0, 100)}

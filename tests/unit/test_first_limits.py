@@ -71,6 +71,12 @@ def test_an_edit_that_limits_all_namespaces_names_those_whose_running_pods_would
     assert edited(ENTRIES + written, BEFORE, pods=lambda _seconds: iter(RUNNING)).warnings == told
 
 
+def test_a_member_of_a_team_is_not_limited_by_the_entry_for_all_others() -> None:
+    teams = "infra: {namespaces: [gpu-operator, 'longhorn-*']}"
+    answer = edited(f'{ENTRIES}"*": {{quota: {{}}}}', BEFORE, pods=lambda _seconds: iter(RUNNING), teams=teams)
+    assert answer.warnings == [f"{REJECTED}other", f'{PASTE}["other"]']
+
+
 @cases(
     "before, told",
     without_names=('"*": {quota: {}}', []),

@@ -311,6 +311,7 @@ def test_a_model_of_an_inactive_grant_is_rejected_so_that_the_workload_is_retrie
     asked = review(vcuda_pod())
     answer = asyncio.run(mutate(Creation(asked, policy, MemoryLedgers(), deadline=ReviewDeadline(5.0, lambda: 0.0))))
     assert (answer.outcome, answer.message.partition(":")[0]) == ("over-quota", "exceeded quota")
+    assert "limited: 0, 1 more needed; a grant adds 2 cards of A100" in answer.message
 
 
 def test_the_report_has_the_parts_that_end_and_the_excess_after_that() -> None:

@@ -4,7 +4,8 @@ import pytest
 
 from tests.builders import quota_faults
 from tests.tables import cases
-from vcuda.quota.document import MAX_EXCEPTED, parse_quota
+from vcuda.quota.document import parse_quota
+from vcuda.quota.entries import MAX_EXCEPTED
 from vcuda.quota.model import Limit, Mode, NamespaceQuota, Quota
 
 GIB = 1024

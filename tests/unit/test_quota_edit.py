@@ -50,9 +50,11 @@ def edited(
     *,
     pods: Pods | None = lambda _seconds: iter(()),
     callers_known: bool = True,
+    teams: str | None = None,
     **fields: Any,
 ) -> AdmissionResponse:
-    data = {} if document is None else {"gpu_quota": document}
+    written_keys = {"gpu_quota": document, "gpu_teams": teams}
+    data = {key: text for key, text in written_keys.items() if text is not None}
     manifest = {"kind": "ConfigMap", "metadata": {"name": "gpuquota"}, "data": data}
     given = {"kind": CONFIG_MAP, "namespace": "kube-system", "name": "gpuquota", "operation": "UPDATE", **fields}
     sent = review(manifest, **given), PLACE, policy, ledgers or Used()

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.tables import cases
-from vcuda.ledger.ledger import Ledger, Pending, Reservation, Terminating, charges_by_model, read_ledger, write_ledger
+from vcuda.ledger.ledger import Ledger, Pending, Reservation, Terminating, charges_by_model
+from vcuda.ledger.text import read_ledger, write_ledger
 from vcuda.placement.choice import free_of
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage, cards, fits, total
 from vcuda.quota.shortage import Shortage

@@ -19,7 +19,8 @@ from vcuda.requests.resources import BUILT_IN, CardModels, ProductRow
 from vcuda.requests.schemes import HAMI
 from webhook.review import quota_edit
 from webhook.review.context import PolicySnapshot
-from webhook.review.quota_edit import MAX_WARNINGS, READING_SECONDS
+from webhook.review.quota_edit import MAX_WARNINGS
+from webhook.review.usage_warnings import READING_SECONDS
 
 
 def warnings(document: str, policy: PolicySnapshot | None = NOBODY, **used: Charge | Usage | VcudaError) -> list[str]:
@@ -110,10 +111,10 @@ def test_an_edit_whose_usage_cannot_be_compared_in_time_is_accepted_with_a_warni
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each ledger is read by an API call. If this took longer than the API server waits, no edit could be stored."""
-    monkeypatch.setattr("webhook.review.quota_edit.COMPARING_SECONDS", 0)
+    monkeypatch.setattr("webhook.review.usage_warnings.COMPARING_SECONDS", 0)
     document = "{a: {quota: {M40: 1}}, b: {quota: {M40: 1}}}"
     answer = edited(document, ledgers=Used(a=Charge(200), b=Charge(200)))
-    told = "the usage could not be read in time; entries not compared with the usage: 2"
+    told = "the usage could not be read in time; namespaces not compared with the usage: 2"
     assert answer == AdmissionResponse("quota-accepted", warnings=[told])
     many = ", ".join(f"X{number}: 1" for number in range(MAX_WARNINGS + 7))
     assert edited(f"team-a: {{quota: {{{many}}}}}").warnings[0].endswith("not compared with the usage: 1")

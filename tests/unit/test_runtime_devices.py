@@ -9,7 +9,7 @@ import pytest
 from tests.both_calls import validated_on_m40
 from tests.builders import Manifest, container, pod, sidecar
 from tests.tables import cases
-from vcuda.quota.model import Allowance
+from vcuda.quota.allowances import Allowance
 from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.runtime_devices import DEVICE_VARIABLES, GPU_RUNTIME_CLASSES, RuntimeClasses, is_covered
 from vcuda.requests.schemes import HAMI

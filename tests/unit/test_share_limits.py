@@ -10,7 +10,7 @@ from examples.claims import claim_policy
 from tests.both_calls import validated_on_m40
 from tests.builders import Manifest, container, pod
 from tests.tables import cases
-from vcuda.quota.model import Allowance
+from vcuda.quota.allowances import Allowance
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme
 from vcuda.requests.share_limits import HAMI_CORE, TMP, VCUDA_CONTROLLER, VGPU_MANAGER_LIBRARY, ShareLimits
 

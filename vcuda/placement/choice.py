@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 import msgspec
 
-from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage, card_count, cards, fits
+from vcuda.quota.model import NO_LIMIT, Charge, Limit, NamespaceQuota, Team, Usage, card_count, cards, fits
 from vcuda.quota.rejections import NO_QUOTA, passed_over, would_be_pinned
 from vcuda.quota.shortage import Shortage, find_shortage
 from vcuda.quota.terms import MODELS_ANNOTATION
@@ -128,16 +128,30 @@ class Option(msgspec.Struct, frozen=True, gc=False):
     total: Limit | None = None
     """The limit of all models together; None if there is none. It does not change the choice."""
     total_usage: Callable[[], Usage] = Usage
+    team: Team | None = None
 
     @property
     def has_room(self) -> bool:
-        return fits(self.limit, self.usage.used, self.asked)
+        if not fits(self.limit, self.usage.used, self.asked):
+            return False
+        of_team = self.team.limits.get(self.model, NO_LIMIT) if self.team else None
+        return of_team is None or fits(of_team, self.usage.used + self.usage.others, self.asked)
+
+    @property
+    def free(self) -> str:
+        """A phrase with the free quota of the namespace and of its team."""
+        if self.team is None:
+            return free_of(self.limit, self.usage)
+        of_team = self.team.limits.get(self.model, NO_LIMIT)
+        usage = msgspec.structs.replace(self.usage, used=self.usage.used + self.usage.others)
+        own = "" if of_team == self.limit else f"{free_of(self.limit, self.usage)}, "
+        return f"{own}{free_of(of_team, usage)} in team {self.team.name}"
 
     @property
     def shortage(self) -> Shortage | None:
         """The quota that is missing for the object; None if it fits."""
         of_model = Shortage(self.model, self.asked, self.usage, self.limit)
-        return find_shortage(of_model, self.total, self.total_usage)
+        return find_shortage(of_model, self.total, self.total_usage, self.team)
 
     @property
     def obstacle(self) -> str:
@@ -177,7 +191,7 @@ def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ..
     best = _best(fitting)
     waits = "" if best.ready else best.waits()
     will_wait = waits and f"; the pod must wait for a node of {best.model}: {waits}"
-    reason = f"{_reason(options, fitting, best, rule)}, {free_of(best.limit, best.usage)}{will_wait}"
+    reason = f"{_reason(options, fitting, best, rule)}, {best.free}{will_wait}"
     return Choice(best.model, reason, rule, bool(waits) or best is not fitting[0])
 
 

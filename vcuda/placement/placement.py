@@ -140,7 +140,12 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
         for model in self.models:
             waits = functools.partial(self.why_not_ready, model) if self.why_not_ready else str
             used, ready = usage.get(model, Usage()), model in self.ready
-            found.append(Option(model, asked(model), quota.limits[model], used, ready, waits, quota.total, total_usage))
+            found.append(
+                Option(
+                    *(model, asked(model), quota.limits[model], used, ready, waits),
+                    *(quota.total, total_usage, quota.team),
+                )
+            )
         return found
 
     def sentence(self, kind: str, namespace: str, quota: NamespaceQuota) -> str:

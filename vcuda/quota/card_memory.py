@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from vcuda.errors import Fault, QuotaFault
 from vcuda.quota.document import path_of
 from vcuda.quota.model import DEFAULT, Limit, NamespaceQuota, Quota
+from vcuda.quota.terms import TEAMS
 from vcuda.quota.yaml import KeyPath
 
 _MemoryOf = Callable[[str], int]
@@ -32,17 +33,27 @@ def with_card_memory(quota: Quota, memory_of: _MemoryOf) -> Quota:
         faults.extend(_missing((*place, model), model) for model in alone if not memory_of(model))
         return {**limits, **{model: Limit(None, limits[model].memory, memory_of(model)) for model in alone}}
 
-    def priced(name: str, entry: NamespaceQuota) -> NamespaceQuota:
-        limits = stated((name, "quota"), entry.limits)
+    def priced(entry: NamespaceQuota, *place: str) -> NamespaceQuota:
+        limits = stated((*place, "quota"), entry.limits)
         grants = (
-            replace(each, limits=stated((name, "grants", at), each.limits)) for at, each in enumerate(entry.grants)
+            replace(each, limits=stated((*place, "grants", at), each.limits)) for at, each in enumerate(entry.grants)
         )
         return replace(entry, limits=limits, grants=tuple(grants))
 
-    entries = {name: priced(name, entry) for name, entry in quota.entries.items()}
+    def priced_member(name: str, entry: NamespaceQuota) -> NamespaceQuota:
+        team = quota.members.team_of(name)
+        of_team = quota.teams[team] if team else None
+        if team is None or of_team is None or (entry.limits, entry.grants) != (of_team.limits, of_team.grants):
+            return priced(entry, name)
+        # The entry has the limits of its team, so the faults name the team.
+        return replace(entry, limits=teams[team].limits, grants=teams[team].grants)
+
+    teams = {name: priced(team, TEAMS, name) for name, team in quota.teams.items()}
+    namespaces = {name: priced_member(name, entry) for name, entry in quota.namespaces.items()}
+    default = priced(quota.default, DEFAULT) if quota.default else None
     if faults:
         raise QuotaFault(tuple(faults))
-    return replace(quota, default=entries.pop(DEFAULT, None), namespaces=entries)
+    return replace(quota, default=default, namespaces=namespaces, teams=teams)
 
 
 def _missing(place: KeyPath, model: str) -> Fault:

@@ -6,13 +6,23 @@ from typing import NamedTuple
 import msgspec
 
 from vcuda.errors import Fault
-from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Grant, Limit, Mode, NamespaceQuota, Quota, cards
-from vcuda.quota.terms import TOTAL
+from vcuda.quota.model import (
+    CORES_PER_CARD,
+    DEFAULT,
+    Charge,
+    Grant,
+    Limit,
+    Mode,
+    NamespaceQuota,
+    Quota,
+    cards,
+)
+from vcuda.quota.terms import TOTAL, team_path
 from vcuda.quota.values import listed
 
-DERIVED = ("limits", "own", "granted", "excepted")
+DERIVED = ("limits", "own", "granted", "excepted", "team")
 """The fields of a quota entry that are not compared as a whole. The fields ``limits`` and ``excepted`` are compared
-item by item. The fields ``own`` and ``granted`` are computed from the limits and the grants."""
+item by item. The fields ``own``, ``granted`` and ``team`` are computed from the other fields and the moment."""
 
 MAX_CHANGE_LENGTH = 200
 """The maximum length of one change in a summary. Longer changes are cut, because they may list hundreds of models."""
@@ -25,8 +35,6 @@ MAX_EXCEPTED_SHOWN = 20
 
 MAX_FIELDS = 3
 """The most fields of a quota document that one warning names."""
-
-_STRICTNESS = {Mode.AUDIT: 0, Mode.WARN: 1, Mode.ENFORCE: 2}
 
 
 class QuotaChange(NamedTuple):
@@ -56,6 +64,10 @@ def changes(old: Quota, new: Quota) -> Iterator[QuotaChange]:
             yield QuotaChange(namespace, _entry(was), _entry(will))
         else:
             yield from _within(namespace, was, will)
+    for team in dict.fromkeys((*old.teams, *new.teams)):
+        left, joined = ({*quota.members.items.get(team, ())} for quota in (old, new))
+        for item in sorted(left ^ joined):
+            yield QuotaChange(f"{team_path(team)}.namespaces", *(item, "") if item in left else ("", item))
 
 
 def outline(old: Quota, new: Quota, longest: int) -> str:
@@ -89,17 +101,63 @@ def weakened(old: Quota, new: Quota) -> Iterator[Fault]:
     before, after = old.entries, new.entries
     for namespace, was in before.items():
         will = after.get(namespace)
-        if will is None:
-            others = namespace != DEFAULT and new.for_namespace(namespace)
-            instead = f'The entry "{DEFAULT}" applies instead' if others else "No limit applies any more"
+        if will is None and namespace.startswith(team_path("")):
+            yield Fault(namespace, f"the team ({_entry(was)}) is removed")
+        elif will is None:
+            instead = "No limit applies any more" if namespace == DEFAULT else _instead(namespace, new)
             yield Fault(namespace, f"the entry ({_entry(was)}) is removed. {instead}")
-        elif _STRICTNESS[will.mode] < _STRICTNESS[was.mode]:
+        elif will.mode.is_softer_than(was.mode):
             yield Fault(f"{namespace}.mode", f"the mode changes from {was.mode} to {will.mode}")
         if will and was.total and will.total is None:
             yield Fault(f"{namespace}.{TOTAL}", f"the limit of all models together ({was.total}) is removed")
         if will and (added := sorted(will.excepted - was.excepted)):
             names = listed(added, MAX_EXCEPTED_SHOWN)
             yield Fault(f"{namespace}.except", f"the entry does not apply any more to {names}")
+
+
+def moved(old: Quota, new: Quota, namespaces: Iterable[str]) -> list[str]:
+    """Return those of the namespaces that are in another team after the edit, in alphabetical order."""
+    return sorted(name for name in namespaces if old.members.team_of(name) != new.members.team_of(name))
+
+
+def moves(namespace: str, old: Quota, new: Quota, used: Mapping[str, Charge] | None) -> Iterator[Fault]:
+    """Yield a warning if a namespace brings usage into another team, or takes usage out of a team.
+
+    ``used``: the usage by GPU model; None if it is unknown. The edit must change the team of the namespace.
+    """
+    was, will = old.members.team_of(namespace), new.members.team_of(namespace)
+    cards_of = ", ".join(f"{charge} of {model}" for model, charge in (used or {}).items() if charge != Charge())
+    if will is None:
+        with_cards = f" with {cards_of}" if cards_of else ""
+        yield Fault(namespace, f"leaves team {was}{with_cards}. {_instead(namespace, new)}")
+    elif cards_of or used is None:
+        text = f"joins team {will}" if was is None else f"moves from team {was} to team {will}"
+        yield Fault(namespace, f"{text} and brings {cards_of or 'an unknown usage'}")
+
+
+def _instead(namespace: str, new: Quota) -> str:
+    entry = new.for_namespace(namespace)
+    if entry is None:
+        return "No limit applies any more"
+    if entry.team:
+        return f"The limits of team {entry.team.name} apply instead"
+    return f'The entry "{namespace if namespace in new.namespaces else DEFAULT}" applies instead'
+
+
+def above_team(quota: Quota) -> Iterator[Fault]:
+    """Yield a warning for each limit of an entry that exceeds the limit of the team, with all grants of the team."""
+    for namespace, entry in quota.namespaces.items():
+        name = quota.members.team_of(namespace)
+        if name is None:
+            continue
+        team, most = quota.teams[name], _most_cores(quota.teams[name], quota.moment)
+        compared = [(f"quota.{model}", limit, most[model]) for model, limit in entry.limits.items()]
+        if entry.total and team.total:
+            compared.append((TOTAL, entry.total, team.total.most_cores))
+        for key, limit, of_team in compared:
+            if limit.most_cores > of_team:
+                text = f"the limit of {limit} has no effect, because team {name} has {cards(of_team)}"
+                yield Fault(f"{namespace}.{key}", text)
 
 
 def ineffective_total(namespace: str, entry: NamespaceQuota, moment: float | None) -> Iterator[Fault]:
@@ -129,8 +187,13 @@ def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[Faul
                 granted = any(model in each.limits for each in new.entries[namespace].grants)
                 subject = f"the limit{' with all grants' if granted else ''}"
                 yield Fault(f"{namespace}.quota.{model}", _beyond(subject, was, limit, cards_of[model]))
+    # The limits of a team's members are not added, because all members together have the limits of the team.
+    was_added, is_added = (
+        [limits for name, limits in each.items() if of.members.team_of(name) is None]
+        for of, each in ((old, before), (new, after))
+    )
     for model in sorted(cards_of):
-        was_sum, is_sum = (sum(limits.get(model, 0) for limits in each.values()) for each in (before, after))
+        was_sum, is_sum = (sum(limits.get(model, 0) for limits in each) for each in (was_added, is_added))
         if is_sum > max(was_sum, cards_of[model] * CORES_PER_CARD):
             yield Fault(model, _beyond("the sum of all limits", was_sum, is_sum, cards_of[model]))
 

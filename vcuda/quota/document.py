@@ -21,45 +21,26 @@ model or pool that is not a valid label value, and an invalid name of a namespac
 never apply. For example, ``A`` and ``B`` in the example of gpu-admission are invalid, because they are upper-case.
 """
 
-import enum
 import itertools
 import re
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 from zoneinfo import ZoneInfo
 
 import pydantic
+from msgspec.structs import replace
 from pydantic_core import ErrorDetails
 
 from vcuda import errors
-from vcuda.quota import grant_entries
-from vcuda.quota.grant_entries import MAX_RECURRING, GrantEntry, read_grants, read_zone
-from vcuda.quota.model import (
-    DEFAULT,
-    DNS_LABEL,
-    NAMESPACE_RULE,
-    Allowance,
-    Limit,
-    Mode,
-    NamespaceQuota,
-    Quota,
-    is_namespace_name,
-)
-from vcuda.quota.terms import SYSTEM_NAMESPACES, TOTAL
+from vcuda.quota import teams as team_entries
+from vcuda.quota.entries import NamespaceEntry, QuotaEntry
+from vcuda.quota.grant_entries import MAX_RECURRING
+from vcuda.quota.model import DEFAULT, NamespaceQuota, Quota
+from vcuda.quota.teams import TeamEntry
+from vcuda.quota.terms import NAMESPACE_RULE, SYSTEM_NAMESPACES, is_namespace_name
 from vcuda.quota.times import UTC
-from vcuda.quota.values import (
-    LimitEntry,
-    StrictModel,
-    WrongValueError,
-    brief,
-    printable,
-    raise_faults,
-    read_cores,
-    read_label_value,
-    read_limit,
-    sentence,
-    suggestion,
-)
+from vcuda.quota.values import LimitEntry, WrongValueError, printable, raise_faults, sentence
 from vcuda.quota.yaml import KeyPath, PlacedFault, Plain, read_content
 
 T = TypeVar("T")
@@ -68,8 +49,6 @@ MAX_NAMESPACES = 10_000
 """The most namespaces in one document. Kubernetes itself is tested with 10,000 namespaces."""
 MAX_EMPTY_LENGTH = 256
 """`is_empty` parses only texts of at most this many characters without comments. A longer text is not empty."""
-MAX_EXCEPTED = 100
-"""The most names in the key ``except``."""
 ONLY_DEFAULT = f'must be set only in the entry "{DEFAULT}"'
 REQUIRE_NODES = "require_nodes"
 """A key of an entry. At the top of the document, where no namespace can have this name, it is for all entries."""
@@ -82,115 +61,7 @@ def read_namespace_name(name: str) -> str:
     return name
 
 
-_EXCEPTED = re.compile(rf"{DNS_LABEL.pattern}|[a-z0-9][-a-z0-9]{{0,61}}\*")
-
-
-def _member(kind: type[enum.StrEnum]) -> pydantic.PlainValidator:
-    def read(value: object) -> enum.StrEnum:
-        if isinstance(value, str) and value in list(kind):
-            return kind(value)
-        hint = suggestion(value, kind) or f"supported values: {', '.join(kind)}"
-        raise WrongValueError(f"unsupported value: {brief(value)}; {hint}")
-
-    return pydantic.PlainValidator(read)
-
-
-_REPEATED = object()
-"""A marker that replaces a repeated name in a list. The marker is invalid, so pydantic reports the name's position."""
-
-_DUPLICATE = "duplicate name; each name must be listed once"
-
-
-def _names(example: str) -> pydantic.BeforeValidator:
-    def read(value: object) -> tuple[object, ...]:
-        if value is None:
-            return ()
-        if not isinstance(value, list):
-            shortest = printable(f"[{value if isinstance(value, str) else example}]")
-            raise WrongValueError(f"must be a list, for example {shortest}; got {brief(value)}")
-        # Only strings are checked for repetition. An item of another type is rejected anyway, and may not be hashable.
-        first = {item: at for at, item in reversed([*enumerate(value)]) if isinstance(item, str)}
-        return tuple(_REPEATED if isinstance(item, str) and first[item] < at else item for at, item in enumerate(value))
-
-    return pydantic.BeforeValidator(read)
-
-
-def _read_allowances(value: object) -> tuple[object, ...]:
-    if not isinstance(value, list):
-        raise WrongValueError(f"must be a list, for example [{Allowance.PRIVILEGED}]; got {brief(value)}")
-    return tuple(value)
-
-
-def _read_name(value: object) -> str:
-    if value is _REPEATED:
-        raise WrongValueError(_DUPLICATE)
-    return read_label_value(value)
-
-
-def _read_excepted(value: object) -> str:
-    if value is _REPEATED:
-        raise WrongValueError(_DUPLICATE)
-    if not isinstance(value, str) or not _EXCEPTED.fullmatch(value):
-        raise WrongValueError(
-            f"must be the name of a namespace, or the beginning of names with `*`, for example longhorn-*; "
-            f"got {brief(value)}"
-        )
-    return value
-
-
-def _bounded(names: tuple[str, ...]) -> tuple[str, ...]:
-    if len(names) > MAX_EXCEPTED:
-        raise WrongValueError(f"must not have more than {MAX_EXCEPTED} names; got {len(names)}")
-    return names
-
-
-def _read_model(name: str) -> str:
-    if name == TOTAL:
-        raise WrongValueError(f"must be a key of the entry, for example {{{TOTAL}: 20, quota: {{A100: 8, T4: 16}}}}")
-    return read_label_value(name)
-
-
-_Model = Annotated[str, pydantic.AfterValidator(_read_model)]
-_Limits = dict[_Model, Annotated[LimitEntry, pydantic.WrapValidator(read_limit)]]
-_Name = Annotated[str, pydantic.PlainValidator(_read_name)]
-_Excepted = Annotated[str, pydantic.PlainValidator(_read_excepted)]
-_Allowed = Annotated[Allowance, _member(Allowance)]
-
-
-class _NamespaceEntry(StrictModel):
-    quota: Annotated[_Limits, pydantic.BeforeValidator(lambda value: {} if value is None else value)] = pydantic.Field(
-        default_factory=dict
-    )
-    pool: Annotated[tuple[_Name, ...], _names("public")] = ()
-    mode: Annotated[Mode, _member(Mode)] = Mode.ENFORCE
-    allow: Annotated[tuple[_Allowed, ...], pydantic.BeforeValidator(_read_allowances)] = ()
-    order: Annotated[tuple[_Name, ...], _names("M40")] = ()
-    one_model: bool = False
-    require_nodes: bool | None = None
-    total: Annotated[int | None, pydantic.PlainValidator(read_cores)] = None
-    time_zone: Annotated[ZoneInfo | None, pydantic.PlainValidator(read_zone)] = None
-    grants: Annotated[tuple[GrantEntry, ...], pydantic.BeforeValidator(read_grants)] = ()
-    excepted: Annotated[tuple[_Excepted, ...], _names("longhorn-*"), pydantic.AfterValidator(_bounded)] = (
-        pydantic.Field(default=(), alias="except")
-    )
-
-    @pydantic.model_validator(mode="after")
-    def _orders_its_models(self) -> "_NamespaceEntry":
-        models = dict.fromkeys((*self.quota, *(model for grant in self.grants for model in grant.limits)))
-        for model in self.order:
-            if model not in models:
-                hint = suggestion(model, models) or f"supported models: {', '.join(models) or 'none'}"
-                raise WrongValueError(
-                    f"`order` must list only models of `quota` or `grants`; got {brief(model)}; {hint}"
-                )
-        if self.total is not None and not models:
-            raise WrongValueError(
-                f"`{TOTAL}` requires models in `quota` or `grants`, because the namespace must not use other models"
-            )
-        return self
-
-
-_DOCUMENT = pydantic.TypeAdapter(dict[Annotated[str, pydantic.AfterValidator(read_namespace_name)], _NamespaceEntry])
+_DOCUMENT = pydantic.TypeAdapter(dict[Annotated[str, pydantic.AfterValidator(read_namespace_name)], NamespaceEntry])
 
 _KEY = "[key]"
 """The text that pydantic appends to the path of a fault if the key of a mapping is invalid."""
@@ -211,20 +82,29 @@ def check_text(text: str, read: Callable[[Plain], T], sentence_of: Callable[[Err
     return found
 
 
-def _sentence(details: ErrorDetails) -> str:
-    depth = len(details["loc"])
-    if depth > len(("namespace", "quota", "model")):
-        return sentence(details, LimitEntry, _SHAPES[-1])
-    return sentence(details, _NamespaceEntry, _SHAPES[min(depth, 3)], "GPU models must be listed in `quota`")
+def _sentence_of(entry: type[QuotaEntry], shapes: tuple[str, ...]) -> Callable[[ErrorDetails], str]:
+    """Return the function that makes messages about faults in a document of such entries."""
+
+    def sentence_of(details: ErrorDetails) -> str:
+        depth = len(details["loc"])
+        if depth > len(("namespace", "quota", "model")):
+            return sentence(details, LimitEntry, _SHAPES[-1])
+        return sentence(details, entry, (*shapes, *_SHAPES)[min(depth, 3)], "GPU models must be listed in `quota`")
+
+    return sentence_of
 
 
 _SHAPES = (
-    "must be a mapping with one entry per namespace, for example team-a: {quota: {A100: 8}}",
-    "must be a mapping, for example {quota: {A100: 8}}",
     "must be a mapping from models to cards, for example {A100: 8, T4: 2.5}",
     "must be a mapping with models and times, for example {A100: 4, until: 2026-12-01}",
 )
-"""The error messages if the document, a namespace's entry, its ``quota``, or one of its grants is not a mapping."""
+"""The error messages if the key ``quota`` of an entry, or one of its grants, is not a mapping."""
+
+_ENTRY_SHAPES = (
+    "must be a mapping with one entry per namespace, for example team-a: {quota: {A100: 8}}",
+    "must be a mapping, for example {quota: {A100: 8}}",
+)
+"""The error messages if the document, or the entry of a namespace, is not a mapping."""
 
 
 def _in_document_order(tree: Plain, faults: tuple[PlacedFault, ...]) -> tuple[errors.Fault, ...]:
@@ -256,7 +136,10 @@ def path_of(place: KeyPath) -> str:
     return path
 
 
-def _read_entries(tree: Plain, zone: ZoneInfo) -> dict[str, _NamespaceEntry]:
+def _read_entries(
+    tree: Plain, zone: ZoneInfo, teams: Mapping[str, TeamEntry] | None
+) -> tuple[bool, Mapping[str, NamespaceEntry]]:
+    """Return the key ``require_nodes`` at the top of the document, and the entries by namespace."""
     if isinstance(tree, dict) and len(tree) > MAX_NAMESPACES:
         raise errors.QuotaFault(
             (errors.Fault("", f"the document must not have more than {MAX_NAMESPACES} namespaces; got {len(tree)}"),)
@@ -267,19 +150,31 @@ def _read_entries(tree: Plain, zone: ZoneInfo) -> dict[str, _NamespaceEntry]:
         tree = {name: entry for name, entry in tree.items() if name != REQUIRE_NODES}
         raise_faults([((REQUIRE_NODES,), "must be true or false")] if not isinstance(required, bool) else ())
     entries = _DOCUMENT.validate_python(tree)
-    if required:
-        without = (name for name, entry in entries.items() if entry.require_nodes is None)
-        entries |= {name: entries[name].model_copy(update={REQUIRE_NODES: True}) for name in [*without]}
     misplaced = (
         ((name, "except"), ONLY_DEFAULT) for name, each in entries.items() if each.excepted and name != DEFAULT
     )
-    in_grants = (
-        ((name, "grants", *place), why)
-        for name, entry in entries.items()
-        for place, why in grant_entries.grant_faults(entry.quota, entry.grants, entry.time_zone or zone)
-    )
-    raise_faults(itertools.chain(misplaced, in_grants))
-    return entries
+    raise_faults(itertools.chain(misplaced, _entry_faults(entries, zone, teams)))
+    return bool(required), entries
+
+
+def _entry_faults(
+    entries: Mapping[str, NamespaceEntry], zone: ZoneInfo, teams: Mapping[str, TeamEntry] | None
+) -> Iterator[tuple[KeyPath, str]]:
+    known = teams or {}
+    members = team_entries.members_of(known)
+    for name, entry in entries.items():
+        if teams is None and "quota" not in entry.model_fields_set:
+            continue  # Without the teams, it is not known which models the entry may name.
+        if (team := members.team_of(name)) is None:
+            found = entry.faults(zone)
+        else:
+            without_limits = "quota" not in entry.model_fields_set
+            others = team_entries.models_of(known[team]) if without_limits else ()
+            found = itertools.chain(
+                entry.faults(known[team].time_zone or zone, others), team_entries.entry_faults(entry, team, known[team])
+            )
+        for place, why in found:
+            yield (name, *place), why
 
 
 def is_empty(text: str) -> bool:
@@ -293,23 +188,41 @@ def is_empty(text: str) -> bool:
         return False
 
 
-def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES, zone: ZoneInfo = UTC) -> Quota:
-    """Parse a quota document. ``system``: the namespaces to which the entry ``*`` never applies.
+def parse_teams(text: str, system: frozenset[str] = SYSTEM_NAMESPACES, zone: ZoneInfo = UTC) -> Mapping[str, TeamEntry]:
+    """Parse the teams of a quota document. ``system``: the namespaces that may not belong to a team.
     ``zone``: the default time zone of grants. Raises QuotaFault."""
-    entries = check_text(text, lambda tree: _read_entries(tree, zone), _sentence)
+    sentence_of = _sentence_of(TeamEntry, team_entries.TEAM_SHAPES)
+    return check_text(text, lambda tree: team_entries.read_teams(tree, system, zone), sentence_of)
+
+
+def parse_quota(
+    text: str,
+    system: frozenset[str] = SYSTEM_NAMESPACES,
+    zone: ZoneInfo = UTC,
+    teams: Mapping[str, TeamEntry] | None = types.MappingProxyType({}),
+) -> Quota:
+    """Parse a quota document. ``system``: the namespaces to which the entry ``*`` never applies.
+    ``zone``: the default time zone of grants. ``teams``: from `parse_teams`; None if they are
+    malformed. Raises QuotaFault."""
+    required, entries = check_text(
+        text, lambda tree: _read_entries(tree, zone, teams), _sentence_of(NamespaceEntry, _ENTRY_SHAPES)
+    )
+
+    def read(entry: QuotaEntry, zone: ZoneInfo) -> NamespaceQuota:
+        found = entry.as_quota(zone)
+        return found if REQUIRE_NODES in entry.model_fields_set else replace(found, require_nodes=required)
+
+    teams = teams or {}
+    members = team_entries.members_of(teams)
+    limits = {name: read(team, zone) for name, team in teams.items()}
     namespaces = {}
     for name, entry in entries.items():
-        limits = {model: Limit(limit.cards, limit.memory) for model, limit in entry.quota.items()}
-        namespaces[name] = NamespaceQuota(
-            *(limits, entry.pool, entry.mode, frozenset(entry.allow), entry.order),
-            one_model=entry.one_model,
-            require_nodes=bool(entry.require_nodes),
-            total=None if entry.total is None else Limit(entry.total),
-            grants=tuple(grant.in_zone(entry.time_zone or zone) for grant in entry.grants),
-            excepted=frozenset(entry.excepted),
-        )
+        team = members.team_of(name)
+        own = read(entry, (team and teams[team].time_zone) or zone)
+        own = replace(own, excepted=frozenset(entry.excepted))
+        namespaces[name] = team_entries.joined(entry, own, limits[team]) if team else own
     default = namespaces.pop(DEFAULT, None)
-    quota = Quota(namespaces, default, system)
+    quota = Quota(namespaces, default, system, teams=limits, members=members)
     if (recurring := sum(each.recurs for each in quota.times)) > MAX_RECURRING:
         message = f"the grants must not have more than {MAX_RECURRING} different weekly or daily times; got {recurring}"
         raise errors.QuotaFault((errors.Fault("", message),))

@@ -10,8 +10,11 @@ from vcuda.quota.model import Charge, Limit, NamespaceQuota, cards, fits
 from vcuda.quota.shortage import Shortage
 
 
-def ending(namespace: str, quota: NamespaceQuota, model: str, used: Charge) -> str | None:
-    """Return a warning if the usage will exceed the limit when a grant (dated addition to it) ends; otherwise None."""
+def ending(where: str, quota: NamespaceQuota, model: str, used: Charge) -> str | None:
+    """Return a warning if the usage will exceed the limit when a grant (dated addition to it) ends; otherwise None.
+
+    ``where``: whose limit it is, for example ``namespace team-a`` or ``team vision``.
+    """
     until = quota.ends(model)
     if math.isinf(until):
         return None
@@ -20,11 +23,12 @@ def ending(namespace: str, quota: NamespaceQuota, model: str, used: Charge) -> s
         return None
     zone = next(each.grant.times.zone for each in quota.granted if (each.model, each.until) == (model, until))
     when = times.shown_time(until, zone)
-    falls = f"GPU quota: a grant ends at {when}: the limit of {model} in namespace {namespace} falls"
-    memory_in_use = f"The namespace uses {used.memory_under(now)} MiB"
+    falls = f"GPU quota: a grant ends at {when}: the limit of {model} in {where} falls"
+    user = f"The {where.partition(' ')[0]} uses"
+    memory_in_use = f"{user} {used.memory_under(now)} MiB"
     if now.cores is None or later.cores is None:
         return f"{falls} from {now} to {later}. {memory_in_use}"
-    sentence = f"{falls} from {cards(now.cores)} to {cards(later.cores)}. The namespace uses {cards(used.cores)}"
+    sentence = f"{falls} from {cards(now.cores)} to {cards(later.cores)}. {user} {cards(used.cores)}"
     if now.memory is None or later.memory is None:
         return sentence
     return f"{sentence}. The memory limit falls from {now.memory} to {later.memory} MiB. {memory_in_use}"

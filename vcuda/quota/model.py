@@ -5,16 +5,18 @@ All values here are already checked. ``vcuda.quota.document`` reads a quota from
 
 import enum
 import functools
+import hashlib
 import math
 import numbers
-import re
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from vcuda.quota.terms import SYSTEM_NAMESPACES
+from vcuda.quota.allowances import Allowance
+from vcuda.quota.membership import Members
+from vcuda.quota.terms import SYSTEM_NAMESPACES, team_path
 from vcuda.quota.times import Times
 
 DEFAULT = "*"
@@ -32,18 +34,6 @@ UNIT_DECIMALS = 6
 COMMON_DENOMINATOR = math.lcm(*range(1, MAX_CARD_SHARES + 1), 10**UNIT_DECIMALS // CORES_PER_CARD)
 """The denominator of each charge in hundredths of a card divides this number."""
 
-DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
-"""A pattern for a DNS label (RFC 1123). Kubernetes requires the name of a namespace to be a DNS label."""
-
-NAMESPACE_RULE = (
-    "the name of a namespace must have at most 63 lower-case letters, digits and `-`, and must begin and end with a "
-    "letter or digit"
-)
-
-
-def is_namespace_name(name: object) -> bool:
-    return isinstance(name, str) and DNS_LABEL.fullmatch(name) is not None
-
 
 class Mode(enum.StrEnum):
     """A pod over quota is rejected (enforce), admitted with a warning (warn), or admitted and only recorded (audit)."""
@@ -52,36 +42,9 @@ class Mode(enum.StrEnum):
     WARN = "warn"
     AUDIT = "audit"
 
-
-class Allowance(enum.StrEnum):
-    """Pod settings that can give a pod more GPU than it is charged. A pod may use only the settings that the key
-    `allow` of its namespace's quota entry lists.
-
-    A share is a part of a card. A library in the container limits the container to its share.
-    """
-
-    PRIVILEGED = "privileged"
-    """A privileged container, or a HostProcess container of Windows. Each can use every device of its node."""
-    VISIBLE_DEVICES = "visible-devices"
-    """Environment variables that make the container runtime add devices, such as NVIDIA_VISIBLE_DEVICES."""
-    RUNTIME_CLASS = "runtime-class"
-    """A runtime class for GPUs in a pod that requests no GPU."""
-    DISABLE_CONTROL = "cuda-disable-control"
-    """Environment variables that turn off all limits of a share of a card."""
-    CORE_POLICY = "core-utilization-policy"
-    """HAMi's environment variable that turns off the core limit of a share of a card."""
-    COMPUTE_POLICY = "vgpu-compute-policy"
-    """vgpu-manager's annotation that turns off the core limit of a share of a card."""
-    MEMORY_LIMIT = "memory-limit-variables"
-    """Environment variables that set the memory limit of a share of a card, or make this limit less strict."""
-    CORE_LIMIT = "core-limit-variables"
-    """Environment variables that set the core limit of a share of a card, or make this limit less strict."""
-    LIMIT_LIBRARY = "limit-library"
-    """Environment variables and mounts that replace the library that limits a share, or the library's files."""
-    GPU_FRACTION = "gpu-fraction"
-    """The annotation by which a pod requests a share of a card from the scheduler KAI."""
-    GPU_MEMORY = "gpu-memory"
-    """The annotation by which a pod requests an amount of a card's memory from the scheduler KAI."""
+    def is_softer_than(self, other: "Mode") -> bool:
+        strictest_first = [*Mode]
+        return strictest_first.index(self) > strictest_first.index(other)
 
 
 if TYPE_CHECKING:
@@ -158,6 +121,10 @@ class Limit(msgspec.Struct, frozen=True):
         return ", ".join(render(each) for render, each in amounts if each is not None)
 
 
+NO_LIMIT = Limit(cores=0)
+"""The limit of a model that the quota does not list: no cards."""
+
+
 class Grant(msgspec.Struct, frozen=True):
     """An addition to the limits of a namespace at certain times."""
 
@@ -175,6 +142,24 @@ class Granted(msgspec.Struct, frozen=True):
     until: float
     """The time when the added part of the limit ends, in Unix seconds; infinite if it does not end."""
     grant: Grant
+
+
+class Team(msgspec.Struct, frozen=True, dict=True):
+    """The limits of a team at one moment. All namespaces of the team share them."""
+
+    name: str
+    limits: Mapping[str, Limit]
+    total: Limit | None = None
+    granted: tuple[Granted, ...] = ()
+    """The parts of ``limits`` that grants of the team add."""
+    until: float = math.inf
+    """When a grant of the team next begins or ends, in Unix seconds; infinite if no grant does."""
+
+    @functools.cached_property
+    def terms(self) -> str:
+        """A short digest of the limits and of the time until which they hold. The order of models has no effect."""
+        text = msgspec.json.encode((sorted(self.limits.items()), self.total, self.until))
+        return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 class NamespaceQuota(msgspec.Struct, frozen=True):
@@ -203,6 +188,8 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
     """The limits without grants, in a copy that `at` has made; None in the entry as people wrote it."""
     granted: tuple[Granted, ...] = ()
     """The parts of ``limits`` that grants add, in the order of the grants."""
+    team: Team | None = None
+    """The team of the namespace, in the copy that `Quota.for_namespace` returns. The limits of the team hold too."""
 
     def at(self, moment: float | None) -> "NamespaceQuota":
         """Return the quota with the limits of ``moment``, in Unix seconds. If ``moment`` is None, no grant is added.
@@ -242,6 +229,9 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
     stored before this version of the ConfigMap."""
     moment: float | None = None
     """The time for which `for_namespace` returns the limits, in Unix seconds; None for the limits without grants."""
+    teams: Mapping[str, NamespaceQuota] = {}
+    """The teams as people wrote them, by name. A member without its own entry has the quota of its team."""
+    members: Members = Members()
 
     @functools.cached_property
     def models(self) -> frozenset[str]:
@@ -255,8 +245,15 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def entries(self) -> Mapping[str, NamespaceQuota]:
-        """All quota entries as people wrote them, by namespace. The key of the ``*`` entry is `DEFAULT`."""
-        return {**self.namespaces, **({DEFAULT: self.default} if self.default else {})}
+        """All quota entries as people wrote them, by namespace, and the teams, by `team_path`. The key of the ``*``
+        entry is `DEFAULT`. The entry of a team's member has the values of the team for the keys that it lacks."""
+        teams = {team_path(name): team for name, team in self.teams.items()}
+        return {**teams, **self.namespaces, **({DEFAULT: self.default} if self.default else {})}
+
+    @property
+    def named(self) -> frozenset[str]:
+        """The namespaces that have their own entry, or that a team lists by their name."""
+        return frozenset((*self.namespaces, *self.members.names))
 
     @property
     def _grants(self) -> Iterable[Grant]:
@@ -271,7 +268,9 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
 
     def for_namespace(self, name: str) -> NamespaceQuota | None:
         """Return the quota of a namespace at the time ``self.moment``; None if the namespace is not limited."""
-        own = self.namespaces.get(name)
+        own, team = self.namespaces.get(name), self.members.team_of(name) if self.teams else None
+        if team is not None:
+            return self._of_member(team, own)
         # A system namespace can have its own quota entry. If the webhook is not called for its pods, they are charged,
         # but never rejected.
         if own is not None:
@@ -293,9 +292,27 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
             self._known[id(written)] = written.at(self.moment)
         return self._known[id(written)]
 
+    def of_team(self, name: str) -> NamespaceQuota:
+        """Return the quota of a team at the time ``self.moment``. The team must exist."""
+        return self._at_moment(self.teams[name])
+
+    def team(self, name: str) -> Team:
+        """Return the limits of a team at the time ``self.moment``. The team must exist."""
+        shared, moment = self.of_team(name), self.moment
+        changes = (math.inf if moment is None else each.times.next_change(moment) for each in shared.grants)
+        return Team(name, shared.limits, shared.total, shared.granted, min(changes, default=math.inf))
+
+    def _of_member(self, team: str, own: NamespaceQuota | None) -> NamespaceQuota:
+        key = team, id(own)
+        if key not in self._known:
+            joint = self.of_team(team) if own is None else self._at_moment(own)
+            self._known[key] = msgspec.structs.replace(joint, team=self.team(team))
+        return self._known[key]
+
     @functools.cached_property
-    def _known(self) -> dict[int, NamespaceQuota]:
-        # A cache of quota entries with the limits at ``moment``. The key is the id() of the entry as people wrote it.
+    def _known(self) -> dict[object, NamespaceQuota]:
+        # A cache of quota entries with the limits at ``moment``. The keys have the id() of the entry as people wrote
+        # it, and the name of the team.
         return {}
 
 
@@ -379,6 +396,8 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     """The charges of deleted pods whose containers may still run."""
     reserved: Charge = Charge()
     """The quota that webhook replicas have reserved, so that they can admit pods without a write to the ledger."""
+    others: Charge = Charge()
+    """The quota that the other namespaces of the team may use. It is not part of ``used``."""
 
     @property
     def in_use(self) -> Charge:

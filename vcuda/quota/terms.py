@@ -1,5 +1,7 @@
 """The names and texts by which the parts of this system, and people, recognize quota and ledgers."""
 
+import re
+
 UNSTORED_CAUSE = (
     "another admission plugin probably rejects these pods after the charge, such as a ResourceQuota or a policy: "
     "see the Events FailedCreate, for example with kubectl describe replicaset"
@@ -41,3 +43,23 @@ USAGE_LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota", "quota.vcuda.io/u
 
 TOTAL = "total"
 """The key of a quota entry for the limit of all models together. Messages name this limit instead of a model."""
+
+TEAMS = "gpu_teams"
+"""The key of the teams in the quota ConfigMap."""
+
+DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+"""A pattern for a DNS label (RFC 1123). Kubernetes requires the name of a namespace to be a DNS label."""
+
+NAMESPACE_RULE = (
+    "the name of a namespace must have at most 63 lower-case letters, digits and `-`, and must begin and end with a "
+    "letter or digit"
+)
+
+
+def is_namespace_name(name: object) -> bool:
+    return isinstance(name, str) and DNS_LABEL.fullmatch(name) is not None
+
+
+def team_path(name: str) -> str:
+    """Return the path of a team in the quota ConfigMap. No namespace has a name with a dot."""
+    return f"{TEAMS}.{name}"

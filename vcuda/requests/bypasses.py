@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from vcuda.errors import Fault, cut
 from vcuda.k8s_types import Container, EnvVar, Pod, SecurityContext
-from vcuda.quota.model import Allowance
+from vcuda.quota.allowances import Allowance
 from vcuda.requests import runtime_devices
 from vcuda.requests.mig import PROFILE, unknown_profile
 from vcuda.requests.pod_request import NONE, PodRequest, resources_of

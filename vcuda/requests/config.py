@@ -1,7 +1,7 @@
 """Reads the quota ConfigMap with all its keys: the quota, and the resources by which pods request GPUs."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from typing import Annotated, TypeVar
@@ -16,7 +16,8 @@ from vcuda.errors import Fault, QuotaFault
 from vcuda.quota import document, grant_entries, times, values
 from vcuda.quota.card_memory import with_card_memory
 from vcuda.quota.model import CORES_PER_CARD, UNIT_DECIMALS, Charge, Cores, Quota, exact
-from vcuda.quota.terms import SYSTEM_NAMESPACES
+from vcuda.quota.teams import TeamEntry
+from vcuda.quota.terms import SYSTEM_NAMESPACES, TEAMS
 from vcuda.quota.yaml import Plain
 from vcuda.requests import card_models, scheme_settings
 from vcuda.requests.mig import PROFILE
@@ -35,7 +36,7 @@ from vcuda.requests.schemes import SCHEMES
 QUOTA, UNITS, SCHEME_SETTINGS, MODELS = "gpu_quota", "gpu_units", "gpu_schemes", "gpu_models"
 """Keys of the quota ConfigMap. The operator can choose another name for the key ``gpu_quota``."""
 TIME_ZONE = "gpu_time_zone"
-KEYS = (UNITS, SCHEME_SETTINGS, MODELS, TIME_ZONE)
+KEYS = (TEAMS, UNITS, SCHEME_SETTINGS, MODELS, TIME_ZONE)
 PREFIX = "gpu_"
 """The prefix of this project's keys in the quota ConfigMap. Keys with another prefix are ignored."""
 
@@ -65,16 +66,11 @@ def parse_config(
             faults.extend(fault.faults if name == key else (_below(name, each) for each in fault.faults))
             return otherwise
 
-    for name in sorted(data.keys() - {key, *KEYS}):
-        if name.startswith(PREFIX):
-            hint = values.suggestion(name, KEYS) or f"supported keys: {', '.join((key, *KEYS))}"
-            faults.append(Fault(f"data.{name}", f"unknown key; {hint}"))
-    if key in data and document.is_empty(data[key]):
-        faults.append(Fault(f"data.{key}", "must not be empty; write {} to limit no namespace"))
-    if key not in data:
-        faults.append(Fault(f"data.{key}", "is required; this key must have the quota document"))
+    faults += _key_faults(data, key)
     zone = read(TIME_ZONE, parse_zone, times.UTC)
-    quota = read(key, lambda text: document.parse_quota(text, system, zone), Quota())
+    teams: Mapping[str, TeamEntry] | None = None if TEAMS in data else {}
+    teams = read(TEAMS, lambda text: document.parse_teams(text, system, zone), teams)
+    quota = read(key, lambda text: document.parse_quota(text, system, zone, teams), Quota())
     schemes = read(SCHEME_SETTINGS, scheme_settings.parse_schemes, SCHEMES)
     units = read(UNITS, lambda text: parse_units(text, GpuResources(schemes)), BUILT_IN.own_units)
     models = read(MODELS, lambda text: card_models.parse_models(text, quota.models), NO_ROWS)
@@ -83,6 +79,19 @@ def parse_config(
         raise QuotaFault(tuple(faults))
     resources = GpuResources(schemes, own_units=units, version=version, models=models, limited=quota.models)
     return QuotaConfig(msgspec.structs.replace(quota, version=version), resources)
+
+
+def _key_faults(data: Mapping[str, str], key: str) -> Iterator[Fault]:
+    for name in sorted(data.keys() - {key, *KEYS}):
+        if name.startswith(PREFIX):
+            hint = values.suggestion(name, KEYS) or f"supported keys: {', '.join((key, *KEYS))}"
+            yield Fault(f"data.{name}", f"unknown key; {hint}")
+    for name, nobody in ((key, "to limit no namespace"), (TEAMS, "for no team")):
+        if name in data and document.is_empty(data[name]):
+            yield Fault(f"data.{name}", f"must not be empty; write {{}} {nobody}")
+    # Even with teams, a missing key would lift the limits of all entries.
+    if key not in data:
+        yield Fault(f"data.{key}", "is required; this key must have the quota document")
 
 
 def _below(name: str, fault: Fault) -> Fault:

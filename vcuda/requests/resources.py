@@ -18,7 +18,8 @@ import msgspec
 from msgspec.structs import replace
 
 from vcuda.k8s_types import can_be_name
-from vcuda.quota.model import CORES_PER_CARD, Allowance, Charge
+from vcuda.quota.allowances import Allowance
+from vcuda.quota.model import CORES_PER_CARD, Charge
 from vcuda.requests.accelerators import ACCELERATOR
 from vcuda.requests.folding import VENDOR, fold, spellings
 from vcuda.requests.mig import PROFILE, MigCharges, MigModel, read_profile

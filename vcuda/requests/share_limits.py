@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from vcuda.quota.model import Allowance
+from vcuda.quota.allowances import Allowance
 
 PRELOAD = "/etc/ld.so.preload"
 """The file by which the dynamic linker loads the library of HAMi or vgpu-manager into every program of a container."""

@@ -59,7 +59,7 @@ class OfflineCluster(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, policy=policy)
 
     def ledgers(self) -> memory.MemoryLedgers:
-        return memory.MemoryLedgers(self.committed)
+        return memory.MemoryLedgers(self.committed, self.policy.quota.members)
 
 
 def read_cluster(

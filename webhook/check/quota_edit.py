@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from vcuda import cli
-from vcuda.quota.changes import QuotaChange, changes, grouped
+from vcuda.quota.changes import QuotaChange, changes, grouped, moved, moves
 from webhook.check import files
 from webhook.review.first_limits import general_warning
 from webhook.review.quota_edit import document_warnings, limit_changes
@@ -22,7 +22,8 @@ class QuotaEdit(msgspec.Struct, frozen=True):
     changes: tuple[QuotaChange, ...]
     """Every value that differs between the old and the new quota document; empty if there is no old document."""
     warnings: tuple[str, ...]
-    """The warnings that the webhook would give, except those that need the ledgers or namespaces of a cluster."""
+    """The warnings that the webhook would give, except those that need the ledgers or namespaces of a cluster. If a
+    namespace changes its team, its usage comes from the stored objects."""
 
     def as_json(self) -> dict[str, Any]:
         return {"changes": [each._asdict() for each in self.changes], "warnings": self.warnings}
@@ -43,5 +44,7 @@ def read_edit(old: Path | None, new: Path, cluster: files.OfflineCluster, now: f
     before = earlier.quota.at(now)
     policy = msgspec.structs.replace(cluster.policy, quota=before) if has_nodes else None
     warnings = [*limit_changes(before, quota, policy), *general_warning(before, quota)]
+    for name in moved(before, quota, before.named | quota.named | cluster.committed.keys()):
+        warnings += moves(name, before, quota, cluster.committed.get(name, {}))
     warnings += document_warnings(quota, after.resources, policy, earlier.resources.models)
     return QuotaEdit(tuple(changes(before, quota)), tuple(grouped(warnings)))

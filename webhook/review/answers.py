@@ -5,15 +5,16 @@
 3. Answer: `written` gives the verdict its status, and a text for the owner of the object.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
+from typing import NamedTuple
 
 from vcuda.admission_review import AdmissionResponse, Outcome
 from vcuda.claims.names import GROUP
 from vcuda.errors import LedgerLost, UnreadableLedger, VcudaError
 from vcuda.ledger.ledger import Admitted, is_nearly_full
 from vcuda.quota import grant_words
-from vcuda.quota.model import cards
+from vcuda.quota.model import NO_LIMIT, Charge, NamespaceQuota, Usage, cards
 from vcuda.quota.rejections import over_quota, reports_shortage
 from vcuda.quota.shortage import Shortage, exceeded
 from vcuda.quota.terms import TOTAL, UNSTORED_CAUSE
@@ -22,6 +23,8 @@ from webhook.review import claim_review, decisions, pod_review
 from webhook.review.decisions import Creation, Rejection, Review, Simple, Verdict
 
 DELETED_RELEASED = "quota of deleted pods is being released"
+
+TEAM_RELEASED = "quota of the team that no stored pod uses is being released"
 
 _STATUS = {
     Outcome.BAD_REQUEST: HTTPStatus.BAD_REQUEST,
@@ -46,9 +49,9 @@ async def answer(path: str, create: Creation) -> AdmissionResponse:
     try:
         if isinstance(review, pod_review.PodReview):
             decide_pod = pod_review.mutate if path == "/mutate" else pod_review.validate
-            return _written(review, await decide_pod(create, review))
+            return _answer_to(review, await decide_pod(create, review))
         decide_claim = claim_review.mutate if path == "/mutate" else claim_review.validate
-        return _written(review, await decide_claim(create, review))
+        return _answer_to(review, await decide_claim(create, review))
     # A lost or unreadable ledger is answered with a rejection. The API server would ignore an HTTP error of /mutate.
     # Then /validate would reject the pod with the misleading reason that the pod is not pinned.
     except LedgerLost as error:
@@ -61,7 +64,7 @@ async def answer(path: str, create: Creation) -> AdmissionResponse:
         raise
 
 
-def _written(review: Review, verdict: Verdict) -> AdmissionResponse:
+def _answer_to(review: Review, verdict: Verdict) -> AdmissionResponse:
     match verdict:
         case decisions.AdmittedCharge(model, admitted, tolerated):
             outcome = Outcome.OVER_QUOTA_ALLOWED if admitted.shortage else Outcome.CHARGED
@@ -98,9 +101,10 @@ def written(verdict: Simple, review: Review | None = None) -> AdmissionResponse:
 
 def _over_quota(review: Review, shortages: Sequence[Shortage]) -> Rejection:
     """Return the rejection of an object for which no model has enough free quota. ``shortages``: one per model."""
-    moment, quota = review.policy.quota.moment, review.quota
-    grants = (grant_words.coming(quota, each.model, moment) for each in shortages if not each.of_total)
-    later = any(grant_words.makes_room(quota, shortage, moment) for shortage in shortages)
+    quota = review.policy.quota
+    raised = [(each, quota.of_team(each.team) if each.team else review.quota) for each in shortages]
+    grants = (grant_words.coming(of, each.model, quota.moment) for each, of in raised if not each.of_total)
+    later = any(grant_words.makes_room(of, shortage, quota.moment) for shortage, of in raised)
     released = [DELETED_RELEASED] if any(shortage.rests_on_terminating for shortage in shortages) else []
     message = "; ".join([exceeded(review.namespace, *shortages, later=later), *filter(None, grants), *released])
     return Rejection(Outcome.OVER_QUOTA, message, model=shortages[0].model)
@@ -113,6 +117,8 @@ def _over_quota_for_now(review: Review, decision: PutOff) -> Rejection:
         outcome, why = Outcome.OVER_QUOTA_UNCOUNTED, "the stored pods could not be counted in time"
     elif any(shortage.rests_on_reserved for shortage in shortages):
         outcome, why = Outcome.OVER_QUOTA_RESERVED, "reserved quota is being released"
+    elif any(shortage.team for shortage in shortages):
+        outcome, why = Outcome.OVER_QUOTA_RESERVED, TEAM_RELEASED
     elif any(shortage.rests_on_pending for shortage in shortages):
         seconds = review.policy.storable_seconds
         within = f" within {seconds:g} s" if seconds else ""
@@ -132,16 +138,38 @@ def _warning(review: Review, model: str, admitted: Admitted) -> str:
     It is the first of these that applies: the object exceeds a quota that only warns; the charge needs a grant (a
     temporary addition to the limit) that will end; the quota is nearly used up.
     """
-    namespace, used, limit = review.namespace, admitted.usage.in_use, admitted.limit
     if admitted.shortage:
-        return f"{exceeded(namespace, admitted.shortage)}; {decisions.ADMITTED_ALL_THE_SAME}"
-    if review.quota.granted and (ending := grant_words.ending(namespace, review.quota, model, used)):
-        return ending
-    total_usage, in_total = admitted.total_usage, review.quota.total
+        return f"{exceeded(review.namespace, admitted.shortage)}; {decisions.ADMITTED_ALL_THE_SAME}"
+    scopes = [*_scopes(review, admitted)]
+    endings = (grant_words.ending(each.where, each.quota, model, each.used) for each in scopes if each.quota.granted)
+    return next(filter(None, (*endings, *(_nearly_full(each, model) for each in scopes))), "")
+
+
+class _Scope(NamedTuple):
+    """The limits of the namespace or of its team, and the usage under these limits."""
+
+    where: str
+    quota: NamespaceQuota
+    used: Charge
+    used_in_total: Charge
+
+
+def _scopes(review: Review, admitted: Admitted) -> Iterator[_Scope]:
+    team, usage, total = review.quota.team, admitted.usage, admitted.total_usage or Usage()
+    # A namespace without limits of its own has the limits of its team. Then the warning names the team.
+    if team is None or (team.limits, team.total) != (review.quota.limits, review.quota.total):
+        yield _Scope(f"namespace {review.namespace}", review.quota, usage.in_use, total.in_use)
+    if team is not None:
+        of_team = review.policy.quota.of_team(team.name)
+        yield _Scope(f"team {team.name}", of_team, usage.in_use + usage.others, total.in_use + total.others)
+
+
+def _nearly_full(scope: _Scope, model: str) -> str:
+    used, limit, in_total = scope.used, scope.quota.limits.get(model, NO_LIMIT), scope.quota.total
     if not is_nearly_full(used, limit):
-        if not total_usage or not in_total or not is_nearly_full(total_usage.in_use, in_total):
+        if not in_total or not is_nearly_full(scope.used_in_total, in_total):
             return ""
-        model, used, limit = TOTAL, total_usage.in_use, in_total
+        model, used, limit = TOTAL, scope.used_in_total, in_total
     amounts = [] if limit.cores is None else [f"{cards(used.cores)} of {cards(limit.cores)}"]
     amounts += [] if limit.memory is None else [f"{used.memory_under(limit)} of {limit.memory} MiB"]
-    return f"the GPU quota is nearly used up: {model} in namespace {namespace}, {', '.join(amounts)}"
+    return f"the GPU quota is nearly used up: {model} in {scope.where}, {', '.join(amounts)}"

@@ -21,10 +21,10 @@ from vcuda.k8s_types import ObjectMeta, Operation
 from vcuda.ledger.ledger import NO_MODEL, Admitted, Pending, Rejected
 from vcuda.placement.choice import MAX_NAMED, Choice, choose, choose_regardless, read_wish
 from vcuda.placement.placement import Candidates
-from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage, is_namespace_name
+from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage
 from vcuda.quota.rejections import malformed_request
 from vcuda.quota.shortage import Shortage
-from vcuda.quota.terms import MODELS_ANNOTATION
+from vcuda.quota.terms import DNS_LABEL, MODELS_ANNOTATION
 from vcuda.quota.values import listed
 from webhook.ledger.charging import ChargeRequest, Ledgers, PutOff, RetryLater
 from webhook.ledger.ledgers import ByNamespace
@@ -205,7 +205,7 @@ class Allowed(msgspec.Struct, frozen=True, gc=False):
 
 
 def misnamed(namespace: str) -> Rejection | None:
-    if is_namespace_name(namespace):
+    if DNS_LABEL.fullmatch(namespace):
         return None
     # An invented namespace name may be as long as the request. So the message contains only the first part of the name.
     message = f"{namespace[:MAX_OF_NAMESPACE]!r} is not a valid namespace name"

@@ -11,7 +11,8 @@ import msgspec
 
 from vcuda import errors
 from vcuda.k8s_types import Check, Pod
-from vcuda.quota.model import DEFAULT, Allowance, Mode, NamespaceQuota, Quota
+from vcuda.quota.allowances import Allowance
+from vcuda.quota.model import DEFAULT, Mode, NamespaceQuota, Quota
 from vcuda.quota.values import listed
 from vcuda.requests.bypasses import could_reach_gpus
 from vcuda.requests.pod_request import read_request
@@ -87,7 +88,8 @@ def _rejects_more(old: NamespaceQuota | None, new: NamespaceQuota) -> bool:
 
 def _begins(namespace: str, old: Quota, new: Quota) -> bool:
     """Return whether the entry ``*`` begins to reject pods of the namespace."""
-    if namespace in new.namespaces or new.for_namespace(namespace) is None:
+    limits = new.for_namespace(namespace)
+    if limits is None or limits.team or namespace in new.namespaces:
         return False
     before = old.for_namespace(namespace)
     return before is None or before.mode is not Mode.ENFORCE

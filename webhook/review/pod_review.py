@@ -16,7 +16,8 @@ from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, Check, Decoder, Oper
 from vcuda.ledger.ledger import Pending
 from vcuda.placement import patches, placement
 from vcuda.placement.placement import DEFAULT_SCHEDULER, HOSTNAME, find_serving, reaches
-from vcuda.quota.model import Allowance, NamespaceQuota
+from vcuda.quota.allowances import Allowance
+from vcuda.quota.model import NamespaceQuota
 from vcuda.quota.rejections import unpatched
 from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.quota.values import listed

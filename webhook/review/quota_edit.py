@@ -14,17 +14,17 @@ from vcuda import errors, k8s_types, kube
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse, Outcome
 from vcuda.errors import Fault
 from vcuda.k8s_types import Decoder
-from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.placement.missing_models import nearest
 from vcuda.quota import changes, grant_words
-from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Charge, NamespaceQuota, Quota, all_models, cards, fits, mebibytes
-from vcuda.quota.terms import TOTAL
+from vcuda.quota.model import CORES_PER_CARD, NamespaceQuota, Quota
+from vcuda.quota.teams import has_own_limits
+from vcuda.quota.terms import SYSTEM_NAMESPACES, team_path
 from vcuda.quota.values import suggestion
 from vcuda.registration import CALLED, PROBE
 from vcuda.requests.config import QuotaConfig, parse_config
 from vcuda.requests.resources import NO_ROWS, PLAIN_CARDS, CardModels, CardValue, GpuResources
 from webhook.ledger import charging
-from webhook.review import context, first_limits
+from webhook.review import context, first_limits, usage_warnings
 from webhook.review.decisions import Rejection, Simple
 
 # The answer to a quota edit has at most this many warnings, as the API server truncates their text to 4 KiB.
@@ -32,12 +32,6 @@ MAX_WARNINGS = 20
 
 # An edit of the quota may change ten thousand entries. At most this many changes are logged one by one.
 MAX_LOGGED_CHANGES = 50
-
-# The changed entries of an edit are compared with the current usage for at most COMPARING_SECONDS. An edit may change
-# thousands of entries, and a tenant can make the ledger of a namespace slow. Without these bounds, such an edit would
-# exceed the API server's timeout at every attempt, although the comparison only gives warnings. READING_SECONDS: the
-# time for one ledger, so that a slow ledger leaves time for the others.
-COMPARING_SECONDS, READING_SECONDS = 1.0, 0.25
 
 NamespaceNames = Callable[[], Collection[str]]
 """A function that returns the names of all namespaces within two seconds. It raises VcudaError if it cannot."""
@@ -74,7 +68,7 @@ async def check_edit(
     if other := _of_another_object(request, place):
         return other
     try:
-        read = _parse(request.object, place)
+        read = _parse(request.object, place, policy.quota.system if policy else SYSTEM_NAMESPACES)
     except errors.QuotaFault as fault:
         return _rejected(place, fault.faults)
     check()
@@ -92,10 +86,11 @@ async def check_edit(
     warnings += limit_changes(old, quota, policy)
     warnings += _first_limits(before or Quota(), quota, read.resources, policy, pods=pods, check=check)
     if callers_known:
-        warnings += await _compared(quota, before, charged, time.monotonic() + COMPARING_SECONDS, check)
+        existing, unknown = _existing(old, quota, namespaces)
+        warnings += await usage_warnings.usage_warnings(before, quota, existing, charged, check)
         if not request.dry_run:
             _log_changes(request, old, quota)
-        warnings += _absent(old, quota, namespaces)
+        warnings += [unknown] if unknown else _absent(old, quota, existing)
     warnings += document_warnings(quota, read.resources, policy, named)
     shown = changes.grouped(warnings)
     if len(shown) > MAX_WARNINGS:
@@ -155,12 +150,12 @@ def _is_labelled(config_map: msgspec.Raw) -> bool:
         return False
 
 
-def _parse(config_map: msgspec.Raw, place: kube.QuotaPlace) -> QuotaConfig:
+def _parse(config_map: msgspec.Raw, place: kube.QuotaPlace, system: frozenset[str] = SYSTEM_NAMESPACES) -> QuotaConfig:
     try:
         data = _CONFIG_MAP.decode(config_map).data or {}
     except k8s_types.UNDECODABLE as error:
         raise errors.QuotaFault((Fault("", f"the ConfigMap cannot be read: {error}"),)) from error
-    return parse_config(data, place.key)
+    return parse_config(data, place.key, system)
 
 
 def _stored(request: AdmissionRequest, place: kube.QuotaPlace, moment: float) -> Quota | None:
@@ -189,20 +184,29 @@ def _rejected(place: kube.QuotaPlace, faults: tuple[Fault, ...]) -> Rejection:
     return Rejection(Outcome.QUOTA_REJECTED, message, causes)
 
 
-def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterator[Fault]:
-    """Yield a warning for each new quota entry of a missing namespace. It may be created later, so this is no fault."""
-    added = sorted(new.entries.keys() - old.entries.keys() - {DEFAULT})
-    if not added or namespaces is None:
-        return
+def _existing(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> tuple[Collection[str] | None, Fault | None]:
+    """Return the names of all namespaces if the edit names more of them or changes a team, or the warning that they
+    could not be listed. Both are None if the names are not needed."""
+    is_needed = new.named - old.named or (old.teams, old.members) != (new.teams, new.members)
+    if not is_needed or namespaces is None:
+        return None, None
     try:
-        existing = namespaces()
+        return namespaces(), None
     except errors.VcudaError as error:
-        yield Fault("", f"the webhook could not check whether the namespaces of the new entries exist: {error}")
+        text = f"the webhook could not check whether the namespaces of the new entries exist: {error}"
+        return None, Fault("", text)
+
+
+def _absent(old: Quota, new: Quota, existing: Collection[str] | None) -> Iterator[Fault]:
+    """Yield a warning for each new name of a missing namespace. It may be created later, so this is no fault."""
+    if existing is None:
         return
-    for number, namespace in enumerate(name for name in added if name not in existing):
+    for number, name in enumerate(sorted(new.named - old.named - {*existing})):
         # Only warnings that are shown suggest a similar name. For each, ten thousand names may be compared.
-        near = suggestion(namespace, existing) if number < MAX_WARNINGS else ""
-        yield Fault(namespace, f"namespace not found{near and '; '}{near}")
+        near = suggestion(name, existing) if number < MAX_WARNINGS else ""
+        team = new.members.names.get(name) if name not in new.namespaces else None
+        path = f"{team_path(team)}.namespaces" if team else name
+        yield Fault(path, f"namespace {f'{name} ' if team else ''}not found{near and '; '}{near}")
 
 
 def _doubts(quota: Quota, policy: context.PolicySnapshot | None, named: CardModels) -> Iterator[Fault]:
@@ -215,10 +219,11 @@ def _doubts(quota: Quota, policy: context.PolicySnapshot | None, named: CardMode
                 renamed.setdefault(named.model_of(value), set()).add(model)
         for namespace, entry in entries.items():
             yield from _unknown_names(namespace, entry.at(None), policy, renamed, near)
-    for namespace, entry in entries.items():
+    for namespace, entry in ((path, entry) for path, entry in entries.items() if has_own_limits(quota, path)):
         for path, doubt in grant_words.without_effect(entry, quota.moment or 0):
             yield Fault(f"{namespace}.{path}", doubt)
         yield from changes.ineffective_total(namespace, entry, quota.moment)
+    yield from changes.above_team(quota)
     system = policy.quota.system if policy else quota.system
     for namespace in sorted(quota.namespaces.keys() & system):
         why = "system namespace; if the webhook is not called for its pods, they are charged but never rejected"
@@ -237,25 +242,6 @@ def _without_effect(resources: GpuResources, policy: context.PolicySnapshot | No
             if value.cores != resources.models.card_values.get(model, CardValue()).cores:
                 text = f"`cards` of {model} has no effect while a node of this model has a register of HAMi"
                 yield Fault("gpu_models", text)
-
-
-async def _compared(
-    quota: Quota, old: Quota | None, charged: charging.Ledgers, deadline: float, check: k8s_types.Check
-) -> list[Fault]:
-    # If there are many warnings, the last ones are not shown. So the warning that some entries were not compared comes
-    # first.
-    before = old.namespaces if old else {}
-    changed = [(namespace, entry) for namespace, entry in quota.namespaces.items() if before.get(namespace) != entry]
-    found: list[Fault] = []
-    for done, (namespace, entry) in enumerate(changed):
-        if (seconds := deadline - time.monotonic()) <= 0:
-            left = len(changed) - done
-            text = f"the usage could not be read in time; entries not compared with the usage: {left}"
-            return [Fault("", text), *found]
-        check()
-        seconds = min(seconds, READING_SECONDS)
-        found += await _below_use(namespace, entry.at(quota.moment), charged, seconds)
-    return found
 
 
 def _unknown_names(
@@ -282,22 +268,3 @@ def _unknown_names(
     for pool in entry.pools:
         if pool not in pools:
             yield Fault(f"{namespace}.pool", f"no node has pool {pool} in label {nodes.keys.pool}")
-
-
-async def _below_use(namespace: str, entry: NamespaceQuota, charged: charging.Ledgers, seconds: float) -> list[Fault]:
-    try:
-        usages = await charged.usage(namespace, seconds)
-    except (errors.Unavailable, errors.UnreadableLedger, errors.LedgerLost) as error:
-        return [Fault(namespace, f"the quota was not compared with the current usage: {error}")]
-    found = []
-    compared = [(f"quota.{model}", entry.limits.get(model, NO_LIMIT), usage) for model, usage in usages.items()]
-    if entry.total:
-        compared.append((TOTAL, entry.total, all_models(usages.values())))
-    for key, limit, usage in compared:
-        used = usage.in_use
-        if not fits(limit, Charge(), used):
-            in_use = "" if limit.memory is None else mebibytes(used.memory_under(limit))
-            in_use = in_use if limit.cores is None else ", ".join(filter(None, (cards(used.cores), in_use)))
-            text = f"the limit is {limit}, but the usage is {in_use}; new pods are rejected until less is in use"
-            found.append(Fault(f"{namespace}.{key}", text))
-    return found
