@@ -1,1 +1,1 @@
-"""A model of team ledgers. Several namespaces share a ledger, and edits of the quota move their parts of ledgers."""
+"""A model of team ledgers. A team ledger allots parts of a team's quota to the ledgers of the team's namespaces."""

@@ -1,169 +1,141 @@
-"""Checks each state (world) of the model: the limits, the charges, and whether all moves end.
+"""Checks and explores the states (worlds) of the model: the allotments, and whether everything drains."""
 
-The limits bind admissions. A move or an edit may bring charges that exceed them: then nothing is admitted until enough
-of them ended. So each limit has a cap. The cap is the limit, or what was used when a namespace joined, if that is more.
-The cap falls with the usage.
-"""
+import functools
+import random
+import time
+from collections import deque
 
-from tests.model.teams.keeping import keeping
-from tests.model.teams.replicas import RULES, Step, ledger_name, namespace_name
-from tests.model.teams.world import (
-    AWAY,
-    ENDED,
-    ENDLESS,
-    LEDGERS,
-    LINGERS,
-    NAMESPACES,
-    OPEN,
-    STORED,
-    WAITING,
-    YES,
-    Bounds,
-    World,
-    added,
-    canonical,
-    charged,
-    limits_of,
-    parts_of,
-    pods_of,
-    used_by,
+from tests.model.explore import Explored
+from tests.model.teams.keeping import begin_lower, begin_open, edits, ledgers, lower, missing_ledgers, open_team, pods
+from tests.model.teams.raising import (
+    AGAIN,
+    Rule,
+    Step,
+    admit,
+    cover,
+    give_up,
+    name,
+    place,
+    raise_ledger,
+    raise_team,
+    team_name,
 )
+from tests.model.teams.world import NAMESPACES, NONE, NOTHING, TEAMS, Bounds, Procedure, World, covers, first, less
 
-Amounts = tuple[int, int, int]
-
-EVERYTHING = (ENDLESS,) * 3
+RULES: tuple[Rule, ...] = (
+    *(pods, edits, missing_ledgers, ledgers, place, admit, cover, raise_team, raise_ledger),
+    *(begin_lower, lower, begin_open, open_team, give_up),
+)
 
 
 def steps(world: World, bounds: Bounds) -> list[Step]:
-    found = [step for rule in RULES for step in rule(world, bounds)]
-    found += keeping(world, bounds)
-    return [(words, canonical(with_caps(world, after, bounds))) for words, after in found]
+    return [(words, canonical(after, bounds)) for rule in RULES for words, after in rule(world, bounds)]
 
 
-def members(world: World, ledger: int) -> set[int]:
-    """Return the namespaces whose pods count against a ledger's limits: their marks name the ledger."""
-    return {n for n in NAMESPACES if (mark := world.marks[n]) and mark.ledger == ledger and not world.uncounted[n]}
+def canonical(world: World, bounds: Bounds) -> World:
+    """Return one world (state) for all that differ only in procedures that can no longer write anything."""
+    if not world.procedures:
+        return world
+    left = [each for each in world.procedures if each.fresh or each.checked is None or bounds.broken == AGAIN]
+    return world._replace(procedures=tuple(sorted(left, key=_key)))
 
 
-def used_in(world: World, ledger: int, bounds: Bounds) -> Amounts:
-    """Return the usage that a ledger records: the sum of its parts. A closed ledger, which admits nothing, is full."""
-    here = world.ledgers[ledger]
-    return added(used_by(bounds, here.parts[0]), used_by(bounds, here.parts[1])) if here.up else EVERYTHING
+@functools.cache
+def _key(procedure: Procedure) -> str:
+    return repr(procedure)
 
 
-def used_for(world: World, namespace: int, bounds: Bounds) -> Amounts:
-    """Return the usage that the ledgers record for a namespace: its part in the ledger that its mark names."""
-    mark = world.marks[namespace]
-    part = world.ledgers[mark.ledger].parts[namespace] if mark else None
-    return used_by(bounds, part) if mark and part and part.id == mark.id else EVERYTHING
-
-
-def with_caps(before: World, after: World, bounds: Bounds) -> World:
-    """Return the world (state) after a step, with its new caps. A cap is the limit, or what was used before if more."""
-    if after.ledgers is before.ledgers and after.marks is before.marks and not _learned(before, after):
-        return after
-    caps = []
-    for ledger in LEDGERS:
-        base = limits_of(bounds, after.replicas, ledger=ledger)
-        used = used_in(after, ledger, bounds)
-        joined = members(after, ledger) - members(before, ledger)
-        caps.append(_cap(base, used, EVERYTHING if joined else before.caps[ledger]))
-    for n in NAMESPACES:
-        base = limits_of(bounds, after.replicas, namespace=n)
-        used = used_for(after, n, bounds)
-        joins = before.uncounted[n] and not after.uncounted[n]
-        caps.append(_cap(base, used, EVERYTHING if joins else before.caps[2 + n]))
-    return after._replace(caps=tuple(caps))
-
-
-def _learned(before: World, after: World) -> bool:
-    return [each.document for each in before.replicas] != [each.document for each in after.replicas]
-
-
-def _cap(base: Amounts, used: Amounts, earlier: Amounts) -> Amounts:
-    return (
-        max(base[0], min(used[0], earlier[0])),
-        max(base[1], min(used[1], earlier[1])),
-        max(base[2], min(used[2], earlier[2])),
-    )
-
-
-def fault_of(world: World, bounds: Bounds) -> str:
-    """Return the violation in this state (world), or an empty text.
-
-    The pods of a namespace, and of all namespaces of a ledger, must fit the limit of each model, and of all models
-    together. Pods count if they are stored, may be stored, or have containers that run.
-    """
-    real = [charged(bounds, pods_of(world, bounds, n, YES, STORED, LINGERS)) for n in NAMESPACES]
-    for n in NAMESPACES:
-        if _exceeds(real[n], world.caps[2 + n]):
-            return f"{real[n]} pods of {namespace_name(n)} exceed {world.caps[2 + n]}"
-    for ledger in LEDGERS:
-        pods = 0, 0, 0
-        for n in members(world, ledger):
-            pods = added(pods, real[n])
-        if _exceeds(pods, world.caps[ledger]):
-            return f"{pods} pods in {ledger_name(ledger)} exceed {world.caps[ledger]}"
+def uncovered(world: World) -> str:
+    """Return an error if a team ledger allots less than a namespace's ledger may use, or than its pods use."""
+    for team, here in enumerate(world.teams):
+        for n in NAMESPACES if here and not here.closed else ():
+            ledger, amount = world.ledgers[n], here.allotted[n] if here else None
+            own = ledger.allotments[team] if ledger else None
+            if own and not covers(amount, own.charges):
+                return f"{name(n)} may use {own.charges}, and {team_name(team)} allots {amount}"
+            used = less(world.held[n], world.brought[n])
+            if world.member[n] == team and not covers(amount, used):
+                return f"{name(n)} uses {used}, and {team_name(team)} allots {amount}"
     return ""
 
 
-def uncharged(world: World, bounds: Bounds) -> str:
-    """Return an error if the ledger in a namespace's mark counts fewer pods than there are, or an empty text."""
-    for n in NAMESPACES:
-        mark, pods = world.marks[n], charged(bounds, pods_of(world, bounds, n, YES, STORED, LINGERS))
-        if mark and not world.uncounted[n] and world.ledgers[mark.ledger].up:
-            used = used_for(world, n, bounds)
-            if used == EVERYTHING or _exceeds(pods, used):
-                return f"{pods} pods of {namespace_name(n)}, and {ledger_name(mark.ledger)} counts {used}"
-    return ""
-
-
-def _exceeds(pods: Amounts, limits: Amounts) -> bool:
-    return pods[0] > limits[0] or pods[1] > limits[1] or pods[2] > limits[2]
-
-
-AT_REST = (
-    "is asked",
-    "reads document",
-    "is stored",
-    "is deleted",
-    "admits",
-    "crashes",
-    "is lost",
-    "ends by",
-    "is sent",
-)
+AT_REST = ("one more", "admits", "a pod", "is given up", " is lost", " is deleted", " ends", "is made again")
 """Parts of the texts of steps that `unrest_of` leaves out."""
 
-REST_STEPS = 150
+REST_STEPS = 100
 
 
 def unrest_of(world: World, bounds: Bounds) -> str:
-    """Return an error if anything stays charged, reserved, frozen or closed, or an empty text.
+    """Return an error if quota stays allotted that no pod uses, or if a move does not end; or an empty text.
 
-    From now on, no pod is requested, stored or deleted, and nothing is lost. All other steps happen until none is left.
+    From this state (world) on, no pod is requested or ends, and nothing is lost. All other steps happen until none is
+    left.
     """
-    pods = tuple(pod._replace(stage=ENDED, where=AWAY) if pod.where == WAITING else pod for pod in world.pods)
-    quiet = canonical(world._replace(pods=pods, ends=0))
+    quiet = world._replace(procedures=())
     for _ in range(REST_STEPS):
-        found = [each for words, each in steps(quiet, bounds) if each != quiet and _is_rest(words)]
-        if not found:
+        found = [
+            each for each in steps(quiet, bounds) if each[1] != quiet and not any(one in each[0] for one in AT_REST)
+        ]
+        if found:
+            quiet = found[-1][1]
+        elif quiet.procedures:
+            quiet = quiet._replace(procedures=())
+        else:
             break
-        quiet = found[0]
     else:
         return f"no rest after {REST_STEPS} steps"
-    for ledger, n, part in parts_of(quiet):
-        mark, stored = quiet.marks[n], pods_of(quiet, bounds, n, STORED)
-        left = part.pending or part.terminating or any(part.reserved) or part.orphans
-        if part.state != OPEN or left or part.committed != stored or not mark or mark.ledger != ledger:
-            return f"at rest {ledger_name(ledger)} has {part} of {namespace_name(n)}, {stored} stored, and {mark}"
-    for n, mark in enumerate(quiet.marks):
-        if mark and not (quiet.ledgers[mark.ledger].up and quiet.ledgers[mark.ledger].parts[n]):
-            return f"at rest the mark of {namespace_name(n)} names no part"
+    for n, team_now in enumerate(bounds.documents[-1].places):
+        ledger = quiet.ledgers[n]
+        used = ledger.used if ledger else NOTHING
+        names = (team_now,) if team_now != NONE else ()
+        if used != quiet.held[n] or (ledger and ledger.names != names):
+            return f"at rest {name(n)} has {ledger}"
+        for team in TEAMS:
+            here = quiet.teams[team]
+            if here is None or here.closed or (here.allotted[n] or NOTHING) != (used if team == team_now else NOTHING):
+                return f"at rest {team_name(team)} has {here}, and {name(n)} uses {used}"
     return ""
 
 
-def _is_rest(words: str) -> bool:
-    if " writes " in words:
-        return "adds []" in words and "reserves [0, 0]" in words
-    return not any(each in words for each in AT_REST)
+def explore(bounds: Bounds, rest_every: int = 0, *, charges: bool = False) -> Explored:
+    """Explore all states (worlds) up to the first violation. Fewer steps come first.
+
+    ``rest_every``: check every so many states by `unrest_of`. ``charges``: also check `uncovered`.
+    """
+    began, transitions, start = time.monotonic(), 0, canonical(first(bounds), bounds)
+    before: dict[World, tuple[World, str] | None] = {start: None}
+    queue = deque([start])
+    while queue:
+        world = queue.popleft()
+        for words, new in steps(world, bounds):
+            transitions += 1
+            if new in before:
+                continue
+            before[new] = world, words
+            fault = new.fault or (charges and uncovered(new))
+            if not fault and rest_every and len(before) % rest_every == 0:
+                fault = unrest_of(new, bounds)
+            if fault:
+                return Explored(len(before), transitions, time.monotonic() - began, fault, _trace(new, before))
+            queue.append(new)
+    return Explored(len(before), transitions, time.monotonic() - began)
+
+
+def _trace(world: World, before: dict[World, tuple[World, str] | None]) -> tuple[str, ...]:
+    words = []
+    while found := before[world]:
+        world, step = found
+        words.append(step)
+    return tuple(reversed(words))
+
+
+def walk(bounds: Bounds, seed: int, length: int = 150) -> Explored:
+    """Take random steps, up to the first violation. At the end, check the last state by `unrest_of`."""
+    began, chance = time.monotonic(), random.Random(seed)  # noqa: S311  # a test needs no secret
+    world, taken, fault = canonical(first(bounds), bounds), list[str](), ""
+    while not fault and len(taken) < length and (found := steps(world, bounds)):
+        words, world = chance.choice(found)
+        taken.append(words)
+        fault = world.fault or uncovered(world)
+    fault = fault or unrest_of(world, bounds)
+    return Explored(len(taken), len(taken), time.monotonic() - began, fault, tuple(taken))

@@ -1,341 +1,258 @@
-"""The rules that any process may follow: moves of a namespace's part of a ledger, recounts, and lost ledgers.
+"""The rules LOWER and OPEN, and the steps of pods, losses and edits. Any process may follow these rules."""
 
-A move has four writes. FREEZE: the part in the old ledger admits nothing more, and names the ledger to which it moves.
-COPY: the new ledger gets a copy of the frozen part. MARK: the mark of the namespace names the new ledger. REMOVE: the
-frozen part is removed. OPEN: a part admits after the mark names it. Any process may make the next write of any move.
-"""
-
-import itertools
 from collections.abc import Iterator
-from itertools import chain
 
-from tests.model.teams.replicas import Step, ledger_name, namespace_name, put, rejected, with_item
+from tests.model.teams.raising import (
+    Step,
+    begin,
+    is_newer,
+    joined,
+    name,
+    put,
+    put_team,
+    still_brought,
+    team_name,
+    without,
+)
 from tests.model.teams.world import (
-    ARRIVING,
-    ASKED,
-    CLOSED,
-    FROZEN,
-    LEDGERS,
-    LINGERS,
+    MODELS,
     NAMESPACES,
     NONE,
-    OPEN,
-    STORED,
-    YES,
+    NOTHING,
+    UNSEEN,
+    Allotment,
+    Amount,
     Bounds,
-    Late,
     Ledger,
-    Mark,
-    Orphan,
-    Part,
+    Procedure,
+    TeamLedger,
     World,
-    new_id,
-    parts_of,
-    pods_of,
+    covers,
+    documents,
+    largest,
+    less,
+    one,
+    plus,
+    smallest,
+    with_item,
 )
 
-BLIND_COPY = "a copy without compare-and-swap"
-BLIND_MARK = "a mark without compare-and-swap"
-BLIND_END = "a new mark is deleted"
 
+def lowered(ledger: Ledger, team: int, bounds: Bounds, *, opens: bool = False) -> Ledger:
+    """Return the ledger with an allotment of at most its usage. Its version changes, even if nothing else does.
 
-def where(ledger: int, namespace: int) -> str:
-    return f"{namespace_name(namespace)} in {ledger_name(ledger)}"
-
-
-def is_named(world: World, ledger: int, namespace: int, part: Part) -> bool:
-    """Return whether the mark of the namespace names this part of a ledger: the ledger and the part's id."""
-    mark = world.marks[namespace]
-    return mark is not None and (mark.ledger, mark.id) == (ledger, part.id)
-
-
-def freeze(world: World, bounds: Bounds) -> Iterator[Step]:
-    """FREEZE: a process freezes a namespace's part of a ledger if its newer document has the namespace elsewhere."""
-    for ledger, n, part in parts_of(world):
-        if part.state != OPEN or part.to != NONE:
-            continue
-        for number, document in enumerate(bounds.documents):
-            newer = number > part.document or bounds.broken == "an older document moves"
-            if newer and document.places[n] != ledger:
-                state = OPEN if bounds.broken == "no freeze" else FROZEN
-                frozen = part._replace(state=state, to=document.places[n], move=new_id(world), newer=number)
-                swaps = bounds.broken != "a freeze without compare-and-swap"
-                yield f"{where(ledger, n)} is frozen by document {number}", put(world, ledger, {n: frozen}, swaps=swaps)
-
-
-def copied(part: Part, source: int, bounds: Bounds) -> Part:
-    """COPY: return the copy of a frozen part of a ledger. Its reservations get new keys, so no replica renews them."""
-    orphans = tuple(Orphan(amount, r, source) for r, amount in enumerate(part.reserved) if amount)
-    reserved = (0,) * len(part.reserved)
-    if bounds.broken == "reservations are copied under the replica's own key":
-        orphans, reserved = (), part.reserved
-    if bounds.broken == "reservations are not copied":
-        orphans = ()
-    return Part(
-        ARRIVING,
-        part.move,
-        part.newer,
-        part.committed,
-        0 if bounds.broken == "pending charges are not copied" else part.pending,
-        0 if bounds.broken == "terminating charges are not copied" else part.terminating,
-        reserved,
-        tuple(sorted((*part.orphans, *orphans))),
-    )
-
-
-def copy(world: World, bounds: Bounds) -> Iterator[Step]:
-    """COPY: write the copy of a frozen part, if the mark still names this part. It replaces a copy of another freeze.
-
-    The new ledger is read first, then the frozen part, then the mark. A write that arrives late finds another version.
+    ``opens``: for an OPEN, after which the next admission must look at the team ledger.
     """
-    for ledger, n, part in parts_of(world):
-        if part.to == NONE:
+    own = ledger.allotments[team]
+    assert own
+    new = Allotment(smallest(own.charges, ledger.used), NONE if opens else own.terms)
+    if bounds.broken == "a lowering raises":
+        new = Allotment(ledger.used, new.terms)
+    if bounds.broken == KEPT_TERMS and opens:
+        new = own
+    return ledger._replace(allotments=with_item(ledger.allotments, team, new))
+
+
+KEPT_TERMS = "an opening keeps the terms"
+NOT_COVERED = "a joined ledger gives back what is not covered"
+
+
+def begin_lower(world: World, bounds: Bounds) -> Iterator[Step]:
+    """LOWER, first step: read the team ledger."""
+    for team, here in enumerate(world.teams):
+        for number in documents(world) if here and not here.closed and bounds.broken != "nothing is lowered" else ():
+            new = Procedure("LOWER", NONE, team, number)
+            assert here
+            if number >= here.document and any(is_lowerable(world, bounds, new, n) for n in NAMESPACES):
+                yield from begin(world, bounds, new)
+
+
+def lower(world: World, bounds: Bounds) -> Iterator[Step]:
+    """LOWER: write the ledgers of namespaces, then write the team ledger at the version that was read before them."""
+    for each in world.procedures:
+        here = world.teams[each.team]
+        if each.kind != "LOWER" or here is None:
             continue
-        new = world.ledgers[part.to]
-        there = new.parts[n]
-        named = is_named(world, ledger, n, part) or bounds.broken == "a copy without a look at the mark"
-        if bounds.broken == "the mark before the copy":
-            named = bool((mark := world.marks[n]) and mark.id == part.move)
-        same = there and (there.id == part.move or bounds.broken == "a copy of another freeze is taken")
-        free = there is None or (there.state in (ARRIVING, CLOSED) and not same)
-        if new.up and named and free:
-            arriving = copied(part, ledger, bounds)
-            yield f"{where(ledger, n)} is copied", put(world, part.to, {n: arriving})
-            if bounds.late and world.late is None:
-                yield (
-                    f"a copy of {where(ledger, n)} is sent",
-                    world._replace(late=Late(n, part.to, arriving, blind=bounds.broken == BLIND_COPY)),
-                )
+        for n in NAMESPACES:
+            if each.seen[n] == UNSEEN and is_lowerable(world, bounds, each, n):
+                yield f"{name(n)} gives back in {team_name(each.team)}", lower_ledger(world, bounds, each, n)
+        if each.seen != (UNSEEN, UNSEEN):
+            allotted = tuple([a if s == UNSEEN else s for a, s in zip(here.allotted, each.seen, strict=True)])
+            new_here = here._replace(allotted=allotted, document=max(here.document, each.document))
+            after = put_team(
+                world, each.team, new_here, member=members(world, bounds, each), procedures=without(world, each)
+            )
+            yield f"{team_name(each.team)} takes back: {list(allotted)}", after
 
 
-def mark(world: World, bounds: Bounds) -> Iterator[Step]:
-    """MARK: after the copy is confirmed, replace the namespace's mark by one that names the copy (compare-and-swap)."""
-    for ledger, n, part in parts_of(world):
-        if part.to == NONE:
-            continue
-        there = world.ledgers[part.to].parts[n]
-        is_there = there is not None and there.state == ARRIVING
-        if there and bounds.broken != "a copy of another freeze is taken":
-            is_there = is_there and there.id == part.move
-        if is_named(world, ledger, n, part) and (is_there or bounds.broken == "the mark before the copy"):
-            number = there.id if there and is_there else part.move
-            new = Mark(part.to, number, part.newer)
-            yield f"the mark of {namespace_name(n)} names {ledger_name(part.to)}", marked(world, bounds, n, new)
-            if bounds.late and world.late is None:
-                late = Late(n, old=world.marks[n], new=new, blind=bounds.broken == BLIND_MARK)
-                yield f"a mark of {namespace_name(n)} is sent", world._replace(late=late)
+def is_lowerable(world: World, bounds: Bounds, procedure: Procedure, namespace: int) -> bool:
+    """Return whether a LOWER can take back a part of an allotment of this namespace.
 
-
-def marked(world: World, bounds: Bounds, namespace: int, new: Mark | None) -> World:
-    """Return the world (state) with a new mark. A ledger that was lost after the copy need not count yet."""
-    part = world.ledgers[new.ledger].parts[namespace] if new else None
-    absent = new is None or (world.losses < bounds.losses and not (part and part.id == new.id))
-    return world._replace(
-        marks=with_item(world.marks, namespace, new), uncounted=with_item(world.uncounted, namespace, absent)
-    )
-
-
-def late_write(world: World, bounds: Bounds) -> Iterator[Step]:
-    """A late write arrives, or is lost. `rejected` and `canonical` remove a late write that can no longer arrive."""
-    if not (late := world.late):
-        return
-    yield "the late write is lost", world._replace(late=None)
-    named = namespace_name(late.namespace)
-    if late.copy:
-        yield (
-            f"the late copy of {named} lands",
-            put(world._replace(late=None), late.ledger, {late.namespace: late.copy}),
-        )
-    else:
-        what = "mark" if late.new else "deletion of the mark"
-        yield f"the late {what} of {named} lands", marked(world, bounds, late.namespace, late.new)._replace(late=None)
-
-
-def remove(world: World, bounds: Bounds) -> Iterator[Step]:
-    """REMOVE: remove a namespace's frozen part of a ledger if the mark no longer names it, or a useless part."""
-    for ledger, n, part in parts_of(world):
-        named = is_named(world, ledger, n, part)
-        if part.to != NONE:
-            there = world.ledgers[part.to].parts[n]
-            early = {"removed before the copy": True, "removed before the mark": there and there.id == part.move}
-            if not named or early.get(bounds.broken):
-                yield f"{where(ledger, n)} is removed", put(world, ledger, {n: None})
-        elif part.state in (ARRIVING, CLOSED) and not named and not _is_awaited(world, ledger, n, part):
-            yield f"the unused part of {where(ledger, n)} is removed", put(world, ledger, {n: None})
-
-
-def _is_awaited(world: World, ledger: int, namespace: int, part: Part) -> bool:
-    """Return whether a later mark may name this part of a ledger: after a move, after a loss, or in a new namespace."""
-    if part.state == CLOSED:
-        found = world.marks[namespace]
-        return found is None or found.ledger == ledger
-    return any(
-        n == namespace and each.move == part.id and is_named(world, source, n, each)
-        for source, n, each in parts_of(world)
-    )
-
-
-def open_part(world: World, bounds: Bounds) -> Iterator[Step]:
-    """OPEN: open a namespace's part of a ledger that its mark names. A closed part gets the count of a new LIST."""
-    for ledger, n, part in parts_of(world):
-        found = world.marks[n]
-        named = is_named(world, ledger, n, part)
-        if bounds.broken == "opened by an older mark":
-            named = found is not None and found.ledger == ledger
-        early = {
-            "a copy is opened before the mark": part.state == ARRIVING,
-            "a new part is opened without a mark": part.state == CLOSED and found is None,
-            "a lost part is opened without a wait": part.state == CLOSED and found and found.ledger == ledger,
-        }
-        if part.state in (ARRIVING, CLOSED) and (named or early.get(bounds.broken)):
-            opened = part._replace(state=OPEN)
-            if part.state == CLOSED:
-                opened = opened._replace(committed=pods_of(world, bounds, n, STORED))
-            uncounted = world.uncounted[n] and not is_named(world, ledger, n, part)
-            opens = put(world, ledger, {n: opened})
-            yield f"{where(ledger, n)} is opened", opens._replace(uncounted=with_item(world.uncounted, n, uncounted))
-
-
-def close_part(world: World, bounds: Bounds) -> Iterator[Step]:
-    """NEW and LOST PART: write a closed part if the namespace has no mark, or a mark that names a missing part.
-
-    If there was no mark, the process then creates one for the closed part, which may be opened at once. If there was a
-    mark, the process first waits until no pod that the lost part charged can still be stored.
+    A lost ledger keeps its allotment, and so does a ledger that has not yet joined its team again.
     """
-    for ledger, n in itertools.product(LEDGERS, NAMESPACES):
-        found, here = world.marks[n], world.ledgers[ledger]
-        part = here.parts[n]
-        if here.up and part is None:
-            for document in _placing(found, ledger, n, bounds):
-                closed = Part(CLOSED, new_id(world), document, reserved=(0,) * len(world.replicas))
-                yield f"a closed part of {where(ledger, n)} is made", put(world, ledger, {n: closed})
-        elif here.up and part and part.state == CLOSED and not is_named(world, ledger, n, part):
-            lost = found is not None and found.ledger == ledger and is_over(world, bounds, n)
-            if lost or not found:
-                new = marked(world, bounds, n, Mark(ledger, part.id, part.document))
-                words = f"the mark of {namespace_name(n)} names the closed part in {ledger_name(ledger)}"
-                yield words, new._replace(uncounted=world.uncounted)
+    here, ledger, team = world.teams[procedure.team], world.ledgers[namespace], procedure.team
+    amount = here.allotted[namespace] if here else None
+    if amount is None:
+        return False
+    elsewhere = bounds.documents[procedure.document].places[namespace] != team
+    if ledger is None:
+        ended = world.gone[namespace] and not world.marks[namespace]
+        return elsewhere or ended or bounds.broken == "a missing ledger gives back"
+    if own := ledger.allotments[team]:
+        used = own.charges if bounds.broken == NOT_COVERED else ledger.used
+        unused = not covers(used, amount) or not covers(used, own.charges)
+        return (ledger.open or bounds.broken == "a closed ledger gives back") and unused
+    return elsewhere or bounds.broken == "every ledger without the team gives back"
 
 
-def _placing(found: Mark | None, ledger: int, namespace: int, bounds: Bounds) -> list[int]:
-    """Return the documents by which a namespace's part of this ledger may be made: that of its mark, or all with it."""
-    if found:
-        return [found.document] if found.ledger == ledger else []
-    return [number for number, each in enumerate(bounds.documents) if each.places[namespace] == ledger]
+def lower_ledger(world: World, bounds: Bounds, procedure: Procedure, namespace: int) -> World:
+    here, ledger = world.teams[procedure.team], world.ledgers[namespace]
+    amount: Amount | None = None
+    if here and ledger and (own := ledger.allotments[procedure.team]):
+        new = lowered(ledger, procedure.team, bounds)
+        used = smallest(own.charges, ledger.used) if bounds.broken == NOT_COVERED else ledger.used
+        amount = smallest(here.allotted[namespace] or NOTHING, used)
+        silent = bounds.broken == "an unchanged ledger is not written" and new == ledger
+        if not silent and bounds.broken != "the ledger is not written":
+            world = put(world, namespace, new)
+    return noted(world, procedure, namespace, amount)
 
 
-def is_over(world: World, bounds: Bounds, namespace: int) -> bool:
-    """Return whether a process has waited long enough after a loss.
-
-    By then, no pod of the namespace can still be stored, and no replica can still admit from a reservation for it.
-    """
-    live = any(
-        replica.admitting[ledger] and replica.held[ledger][namespace]
-        for replica in world.replicas
-        for ledger in LEDGERS
-    )
-    unconfirmed = any(replica.write and replica.write.landed for replica in world.replicas)
-    return not live and not unconfirmed and not pods_of(world, bounds, namespace, YES)
+def noted(world: World, procedure: Procedure, namespace: int, amount: Amount | None) -> World:
+    """Return the world (state) in which a LOWER or OPEN has seen what it will allot to a namespace."""
+    seen = procedure._replace(seen=with_item(procedure.seen, namespace, amount if amount != NOTHING else None))
+    return world._replace(procedures=tuple([seen if each == procedure else each for each in world.procedures]))
 
 
-def lose(world: World, bounds: Bounds) -> Iterator[Step]:
-    """LOST: a ledger is deleted. A new one is closed (admits nothing) until one write opens it.
-
-    This write comes after a wait. The process lists the marks, writes each mark of the ledger again, and counts the
-    pods of all their namespaces. So the new ledger has every part of the lost one.
-    """
-    for ledger, here in enumerate(world.ledgers):
-        if here.up and world.losses:
-            lost = rejected(world, ledger)
-            closed = Ledger(False, (None, None))
-            ledgers = with_item(lost.ledgers, ledger, closed)
-            yield f"{ledger_name(ledger)} is lost", lost._replace(ledgers=ledgers, losses=world.losses - 1)
-        elif not here.up:
-            named = [n for n in NAMESPACES if (found := world.marks[n]) and found.ledger == ledger]
-            early = bounds.broken == "a lost ledger is opened without a wait"
-            if early or all(is_over(world, bounds, n) for n in named):
-                if bounds.broken == "only one part is restored":
-                    named = named[:1]
-                yield f"{ledger_name(ledger)} is opened", _restored(world, bounds, ledger, named)
+def members(world: World, bounds: Bounds, procedure: Procedure) -> tuple[int, ...]:
+    """Return the teams that count the namespaces. A namespace leaves a team if a document has it elsewhere."""
+    places, found = bounds.documents[procedure.document].places, list(world.member)
+    for n in NAMESPACES:
+        if found[n] == procedure.team != places[n] and procedure.seen[n] is None:
+            found[n] = NONE
+    return tuple(found)
 
 
-def _restored(world: World, bounds: Bounds, ledger: int, named: list[int]) -> World:
-    parts: list[Part | None] = [None, None]
-    for n in named:
-        found = world.marks[n]
-        assert found
-        number = found.id
-        if bounds.broken != "a lost ledger is opened with the old marks":
-            number = new_id(world)
-            world = world._replace(marks=with_item(world.marks, n, found._replace(id=number)))
-        stored = pods_of(world, bounds, n, STORED)
-        parts[n] = Part(OPEN, number, found.document, stored, reserved=(0,) * len(world.replicas))
-    opened = Ledger(True, tuple(parts))
-    uncounted = tuple([each and n not in named for n, each in enumerate(world.uncounted)])
-    return world._replace(ledgers=with_item(world.ledgers, ledger, opened), uncounted=uncounted)
+def begin_open(world: World, bounds: Bounds) -> Iterator[Step]:
+    """OPEN, first step: read the closed team ledger. A new team ledger is closed."""
+    for team, here in enumerate(world.teams):
+        if here is None:
+            new = TeamLedger(closed=bounds.broken != "a new team ledger is open")
+            yield f"{team_name(team)} is made", put_team(world, team, new)
+        elif here.closed:
+            for number in documents(world):
+                if number >= here.document:
+                    yield from begin(world, bounds, Procedure("OPEN", NONE, team, number))
 
 
-def recounted(world: World, bounds: Bounds, namespace: int, part: Part) -> Part:
-    """RECOUNT: return a namespace's part of a ledger with the count of stored pods, without charges of ended pods."""
-    covered = part.committed | part.pending | part.terminating
-    if any(part.reserved) or part.orphans:
-        covered = -1
-    return part._replace(
-        committed=pods_of(world, bounds, namespace, STORED),
-        pending=part.pending & pods_of(world, bounds, namespace, ASKED, YES),
-        terminating=covered & pods_of(world, bounds, namespace, LINGERS),
-    )
-
-
-def recount(world: World, bounds: Bounds) -> Iterator[Step]:
-    """RECOUNT and REAP: recount a namespace's part of a ledger, and perhaps remove a reservation that has ended."""
-    for ledger, n, part in parts_of(world):
-        if part.state != OPEN:
+def open_team(world: World, bounds: Bounds) -> Iterator[Step]:
+    """OPEN: write each ledger that names the team, or that joins it now. Then open the team ledger."""
+    for each in world.procedures:
+        if each.kind != "OPEN":
             continue
-        counted = recounted(world, bounds, n, part)
-        if counted != part:
-            yield f"{where(ledger, n)} is recounted", put(world, ledger, {n: counted})
-        for r, amount in enumerate(part.reserved):
-            if amount and is_spent(world, bounds, n, r, ledger):
-                reaped = counted._replace(reserved=with_item(part.reserved, r, 0))
-                yield f"a reservation of {where(ledger, n)} is reaped", put(world, ledger, {n: reaped})
-        for each in dict.fromkeys(part.orphans):
-            early = bounds.broken == "a copied reservation is reaped without a wait"
-            if early or is_spent(world, bounds, n, each.replica, each.source):
-                rest = list(part.orphans)
-                rest.remove(each)
-                reaped = counted._replace(orphans=tuple(rest))
-                yield f"a copied reservation of {where(ledger, n)} is reaped", put(world, ledger, {n: reaped})
+        for n in NAMESPACES:
+            if each.seen[n] == UNSEEN:
+                yield from visit(world, bounds, each, n)
+        if UNSEEN not in each.seen:
+            yield f"{team_name(each.team)} is opened: {list(each.seen)}", opened(world, bounds, each)
 
 
-def is_spent(world: World, bounds: Bounds, namespace: int, r: int, ledger: int) -> bool:
-    """REAP: return whether a reservation's time has ended, and no pod that it admitted can still be stored."""
-    replica = world.replicas[r]
-    on_way = replica.write is not None and replica.write.ledger == ledger
-    live = replica.admitting[ledger] == 1 and replica.held[ledger][namespace] > 0
-    storable = any(
-        (pod.stage, pod.replica, pod.source) == (YES, r, ledger) and bounds.pods[i][0] == namespace
-        for i, pod in enumerate(world.pods)
-    )
-    return not (on_way or live or storable)
+def visit(world: World, bounds: Bounds, procedure: Procedure, namespace: int) -> Iterator[Step]:
+    """Read a namespace's ledger for an OPEN. If the ledger names the team, or joins it, write it too.
+
+    If the ledger is lost, the team ledger must know its allotment. Otherwise the OPEN waits for the ledger.
+    """
+    ledger, team, here = world.ledgers[namespace], procedure.team, world.teams[procedure.team]
+    placed = bounds.documents[procedure.document].places[namespace] == team
+    if bounds.broken == "an opening joins no ledger":
+        placed = False
+    if ledger and placed and team not in ledger.names and is_newer(ledger, procedure.document, bounds):
+        ledger = joined(ledger, team, procedure.document)
+    own = ledger.allotments[team] if ledger else None
+    amount = ledger.used if ledger and own else None
+    if ledger and own and bounds.broken != "an opening writes no ledger":
+        world = put(world, namespace, lowered(ledger, team, bounds, opens=True))
+    if own and bounds.broken == KEPT_TERMS:
+        amount = largest(amount or NOTHING, own.charges)
+    if not (ledger and ledger.open) and (placed or own) and not world.gone[namespace]:
+        amount = here.allotted[namespace] if here else None
+        waits = amount is None and world.marks[namespace]
+        if waits and bounds.broken != "an opening waits for no ledger":
+            return
+    yield f"{name(namespace)} is visited for {team_name(team)}", noted(world, procedure, namespace, amount)
 
 
-def end(world: World, bounds: Bounds) -> Iterator[Step]:
-    """END: remove a namespace's part of a ledger if only stored pods are charged. Then remove its unchanged mark."""
-    for ledger, n, part in parts_of(world):
-        charged = part.pending or part.terminating or any(part.reserved) or part.orphans
-        if bounds.broken == "a part ends with something reserved":
-            charged = part.pending or part.terminating
-        if part.state != OPEN or charged or not world.ends or world.late:
+def opened(world: World, bounds: Bounds, procedure: Procedure) -> World:
+    brought, here = world.brought, world.teams[procedure.team]
+    for n, amount in enumerate(procedure.seen):
+        # A pod that the namespace's ledger does not count yet is not in the amount.
+        if (ledger := world.ledgers[n]) and world.member[n] == procedure.team:
+            known = smallest(amount or NOTHING, ledger.used)
+            brought = still_brought(world._replace(brought=brought), n, known)
+    new = TeamLedger(procedure.seen, document=max(here.document if here else NONE, procedure.document))
+    left, counted = without(world, procedure), members(world, bounds, procedure)
+    return put_team(world, procedure.team, new, member=counted, brought=brought, procedures=left)
+
+
+def pods(world: World, bounds: Bounds) -> Iterator[Step]:
+    """Pods end, or start to run without an admission. A recount finds both later."""
+    for n, model in [(n, model) for n in NAMESPACES for model in MODELS[: bounds.models]]:
+        held, brought = world.held[n], world.brought[n]
+        if held[model]:
+            ended = world._replace(held=with_item(world.held, n, less(held, one(model))))
+            yield (
+                f"a pod of {name(n)} ends",
+                ended._replace(brought=with_item(ended.brought, n, less(brought, one(model)))),
+            )
+        if world.brings and not world.gone[n]:
+            held, brought = plus(held, one(model)), plus(brought, one(model))
+            new = world._replace(held=with_item(world.held, n, held), brought=with_item(world.brought, n, brought))
+            yield f"a pod of {name(n)} was not admitted", new._replace(brings=world.brings - 1)
+
+
+def missing_ledgers(world: World, bounds: Bounds) -> Iterator[Step]:
+    """A process makes a missing ledger of a namespace, which is closed. Ended namespaces lose their marks."""
+    del bounds
+    for n, ledger in enumerate(world.ledgers):
+        if ledger is not None:
             continue
-        ended = put(world, ledger, {n: None})
-        late = Late(n, old=world.marks[n], blind=bounds.broken == BLIND_END)
-        uncounted = with_item(world.uncounted, n, True)
-        yield f"{where(ledger, n)} ends", ended._replace(late=late, ends=world.ends - 1, uncounted=uncounted)
+        if not world.gone[n]:
+            yield f"a ledger of {name(n)} is made", put(world, n, Ledger(open=False))
+        elif world.ends:
+            yield f"{name(n)} is made again", world._replace(gone=with_item(world.gone, n, False))
+        if world.marks[n] and world.gone[n]:
+            yield f"the mark of {name(n)} is removed", world._replace(marks=with_item(world.marks, n, False))
 
 
-RULES = (freeze, copy, mark, late_write, remove, open_part, close_part, lose, recount, end)
+def ledgers(world: World, bounds: Bounds) -> Iterator[Step]:
+    """RECOUNT, LOST and END of the ledgers of namespaces. None of these steps reads or writes a team ledger."""
+    del bounds
+    for n, ledger in enumerate(world.ledgers):
+        held, marks = world.held[n], world.marks
+        if ledger is None:
+            continue
+        if not ledger.open:
+            # After the wait, each pod that may have been admitted is stored, or can no longer be stored.
+            opens = put(world, n, ledger._replace(used=held, open=True))
+            yield f"the ledger of {name(n)} is opened", opens._replace(marks=with_item(marks, n, True))
+        elif ledger.used != held:
+            yield f"{name(n)} is recounted", put(world, n, ledger._replace(used=held))
+        if world.losses:
+            yield f"the ledger of {name(n)} is lost", put(world, n, None)._replace(losses=world.losses - 1)
+        if ledger.open and ledger.used == held and world.ends:
+            member, brought = with_item(world.member, n, NONE), with_item(world.brought, n, NOTHING)
+            ended = put(world, n, None, ends=world.ends - 1, member=member, brought=brought)
+            yield f"the ledger of {name(n)} is deleted", ended._replace(marks=with_item(marks, n, False))
+            if held == NOTHING:
+                yield f"{name(n)} ends", ended._replace(gone=with_item(world.gone, n, True))
 
 
-def keeping(world: World, bounds: Bounds) -> Iterator[Step]:
-    return chain.from_iterable(rule(world, bounds) for rule in RULES)
+def edits(world: World, bounds: Bounds) -> Iterator[Step]:
+    """A process reads a newer document, or no process acts by the oldest one any more. Team ledgers are lost."""
+    if world.newest + 1 < len(bounds.documents):
+        yield f"a process reads document {world.newest + 1}", world._replace(newest=world.newest + 1)
+    if world.oldest < world.newest and all(each.document > world.oldest for each in world.procedures):
+        yield f"no process has document {world.oldest}", world._replace(oldest=world.oldest + 1)
+    for team, here in enumerate(world.teams):
+        if here and world.team_losses:
+            yield f"{team_name(team)} is lost", put_team(world, team, None)._replace(team_losses=world.team_losses - 1)

@@ -1,288 +1,171 @@
-"""The state of the model (world): the pods of two namespaces, the ledgers, marks, replicas, and one late write.
+"""The state of the model (world): the ledgers of two namespaces and of two teams, and the unfinished procedures.
 
-A ledger has a part for each of its namespaces. The mark of a namespace names the ledger that holds its part, and the id
-of the part. The model has no clock: a wait ends by a step that is possible only when the awaited event has happened.
-For example, a lost ledger is opened only when no pod that it charged can still be stored. `tests/model/world.py` has
-ticks, and checks that each wait is long enough.
+`tests/model/world.py` shows that a namespace's ledger covers its pods. Here, a ledger has only a usage, and ``held`` is
+the true usage: the pods that run or may still be stored, and what replicas may still admit from reservations. A step
+that reads one object and writes it by compare-and-swap is one step, at the moment of the write. A procedure is several
+such steps. Each of its writes may be stored late or never, also after its process has ended. So a procedure needs no
+process. It has the document that its process had read.
 """
 
-import functools
-from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-# The states of a pod. YES: it is admitted, and may be stored. LINGERS: it was deleted by force, and its containers
-# still run. ENDED: it was deleted, or can no longer be stored.
-NEW, ASKED, YES, STORED, LINGERS, ENDED = range(6)
+Amount = tuple[int, int]
+"""Cards of each of the two GPU models."""
 
-# The place of a pod in its replica. RESERVED: admitted from the reservation, and not written yet. FLUSHED: like
-# RESERVED, and in the pending write. SYNCED: admitted by the pending write.
-AWAY, WAITING, RESERVED, FLUSHED, SYNCED = range(5)
+Limits = tuple[int, int, int]
+"""The limits of the two GPU models, and of both together (``total``)."""
 
-# The states of a namespace's part of a ledger. Only an open part admits pods. ARRIVING: copied from another ledger.
-# CLOSED: may lack charges.
-OPEN, FROZEN, ARRIVING, CLOSED = range(4)
-
-ENDLESS = 99
-"""A limit that nothing reaches, and the usage of a closed ledger."""
-
+NOTHING: Amount = (0, 0)
+UNSEEN: Amount = (-1, -1)
+ANY: Limits = (9, 9, 9)
 NONE = -1
+NAMESPACES = TEAMS = MODELS = range(2)
 
 
 class Document(NamedTuple):
     """One version of the quota document.
 
-    ``places``: for each namespace, its ledger. ``namespaces``, ``ledgers``: for each namespace, and for each
-        ledger, the limits of the GPU models in order, followed by the limit of all models together (``total``).
+    ``places``: for each namespace, its team, or `NONE`. ``teams``, ``namespaces``: the limits of each.
     """
 
-    places: tuple[int, ...]
-    namespaces: tuple[tuple[int, int, int], ...] = ((ENDLESS,) * 3,) * 2
-    ledgers: tuple[tuple[int, int, int], ...] = ((ENDLESS,) * 3,) * 2
+    places: tuple[int, int]
+    teams: tuple[Limits, Limits] = (ANY, ANY)
+    namespaces: tuple[Limits, Limits] = (ANY, ANY)
 
 
 class Bounds(NamedTuple):
     """The size of the model, and the name of the rule that is wrong on purpose (``broken``).
 
-    ``documents``: the versions of the quota document, the oldest first. Every pod takes one card. ``pods``: the
-    namespace and the GPU model of each pod. ``known``: for each replica, the document that it has read. ``learns``: the
-    replicas may read newer documents. ``reserve``: for each namespace, the most cards of a reservation. All
-    reservations are of model 0. ``begins``: the document by which the parts were placed; `NONE` if the namespaces are
-    new. ``lingers``: pods may be deleted by force. ``late``: a write of a move may arrive later than other writes.
+    ``procedures``: the most unfinished procedures. ``models``: the number of GPU models that are requested. ``brings``:
+    the most pods that start to run without an admission. ``ends``: the most deletions of a namespace or its ledger.
+    ``anew``: the document has no teams at first, so that no team ledger exists.
     """
 
     documents: tuple[Document, ...]
-    pods: tuple[tuple[int, int], ...]
-    known: tuple[int, ...] = (0,)
-    learns: bool = True
-    begins: int = 0
-    reserve: tuple[int, int] = (0, 0)
-    crashes: int = 0
+    procedures: int = 2
+    models: int = 1
+    brings: int = 0
     losses: int = 0
+    team_losses: int = 0
     ends: int = 0
-    lingers: bool = False
-    late: bool = False
+    anew: bool = False
     broken: str = ""
 
 
-class Pod(NamedTuple):
-    """One pod. ``source``: the ledger to which its charge is written, or whose reservation admitted it."""
+class Allotment(NamedTuple):
+    """What a namespace's ledger may use of a team's quota. ``terms``: the document by which it was checked."""
 
-    stage: int = NEW
-    where: int = AWAY
-    replica: int = NONE
-    source: int = NONE
-
-
-class Orphan(NamedTuple):
-    """A copied reservation, which no replica renews.
-
-    ``replica``: the replica that may still admit from it. ``source``: the ledger in which the replica did so.
-    """
-
-    amount: int
-    replica: int
-    source: int
-
-
-class Part(NamedTuple):
-    """The part of one namespace in one ledger. The sets of pods are bits.
-
-    ``id``: a part that was moved or opened again has a new one. ``document``: the version that placed the part.
-    ``reserved``: the reservation of each replica. ``to``, ``move``, ``newer``: for a frozen part, the ledger to which
-    it moves, the id of its copy, and its document.
-    """
-
-    state: int
-    id: int
-    document: int
-    committed: int = 0
-    pending: int = 0
-    terminating: int = 0
-    reserved: tuple[int, ...] = ()
-    orphans: tuple[Orphan, ...] = ()
-    to: int = NONE
-    move: int = NONE
-    newer: int = NONE
-
-
-class Mark(NamedTuple):
-    """The mark of a namespace. It names the ledger, the id of the namespace's part in it, and the document used."""
-
-    ledger: int
-    id: int
-    document: int
+    charges: Amount = NOTHING
+    terms: int = NONE
 
 
 class Ledger(NamedTuple):
-    """A ledger. ``up``: False if it was lost, and so admits nothing. ``parts``: one for each namespace."""
+    """The ledger of a namespace. ``placed``: the document that changed the teams in ``allotments`` last."""
 
-    up: bool
-    parts: tuple[Part | None, ...]
+    used: Amount = NOTHING
+    allotments: tuple[Allotment | None, ...] = (None, None)
+    placed: int = NONE
+    open: bool = True
 
-
-class Write(NamedTuple):
-    """A pending write of a replica. ``reserve``: for each namespace, the reservation in the write."""
-
-    ledger: int
-    reserve: tuple[int, ...]
-    landed: bool = False
+    @property
+    def names(self) -> tuple[int, ...]:
+        return tuple([team for team, each in enumerate(self.allotments) if each is not None])
 
 
-class Replica(NamedTuple):
-    """One replica of the webhook. ``held``: for each ledger and namespace, the reservation that the replica knows.
+class TeamLedger(NamedTuple):
+    """The ledger of a team. ``allotted``: for each namespace, its part. ``document``: the newest that wrote it."""
 
-    ``admitting``: for each ledger, 1 while the replica may still admit from its reservations.
+    allotted: tuple[Amount | None, ...] = (None, None)
+    closed: bool = False
+    document: int = NONE
+
+
+class Procedure(NamedTuple):
+    """An unfinished RAISE, LOWER or OPEN.
+
+    ``adds``: the GPU model of a pod that a RAISE admits; `NONE` if it only covers the usage. ``want``: the usage of the
+    namespace with this pod. ``checked``: what was allotted for it. ``terms``: the document by which ``checked`` was
+    checked. ``fresh``: the namespace's ledger has not changed since a RAISE read it. ``seen``: for each namespace, what
+    a LOWER or OPEN will allot to it; `UNSEEN` if it has not yet written its ledger.
     """
 
-    document: int
-    held: tuple[tuple[int, ...], ...]
-    admitting: tuple[int, ...]
-    write: Write | None = None
-
-
-class Late(NamedTuple):
-    """A write that arrives later. ``copy``: the part that it adds to ``ledger``, if the ledger has not changed.
-
-    Without ``copy``, it replaces the mark ``old`` by ``new``, or deletes it if ``new`` is None. ``blind``: True if it
-    is wrongly accepted although another write was first.
-    """
-
+    kind: str
     namespace: int
-    ledger: int = NONE
-    copy: Part | None = None
-    old: Mark | None = None
-    new: Mark | None = None
-    blind: bool = False
+    team: int
+    document: int
+    adds: int = NONE
+    want: Amount = NOTHING
+    checked: Amount | None = None
+    terms: int = NONE
+    fresh: bool = True
+    seen: tuple[Amount | None, ...] = (UNSEEN, UNSEEN)
 
 
 class World(NamedTuple):
     """One state of the model.
 
-    ``uncounted``: for each namespace, True if the ledger that its mark names need not count it yet (see `check`).
-    ``caps``: for each ledger and then for each namespace, the most that may be used (see `check`).
+    ``held``: the true usage of each namespace. ``brought``: the part of it that the team need not count yet.
+    ``member``: the team that counts the namespace. ``gone``: the namespace does not exist. ``oldest``, ``newest``: the
+    documents that processes have read. ``fault``: an admission that exceeded a limit.
     """
 
-    pods: tuple[Pod, ...]
-    replicas: tuple[Replica, ...]
-    ledgers: tuple[Ledger, ...]
-    marks: tuple[Mark | None, ...]
-    late: Late | None
-    uncounted: tuple[bool, ...]
-    caps: tuple[tuple[int, int, int], ...]
-    crashes: int
-    losses: int
-    ends: int
-
-
-LEDGERS = range(2)
-NAMESPACES = range(2)
+    ledgers: tuple[Ledger | None, ...]
+    teams: tuple[TeamLedger | None, ...]
+    marks: tuple[bool, ...] = (True, True)
+    gone: tuple[bool, ...] = (False, False)
+    held: tuple[Amount, ...] = (NOTHING, NOTHING)
+    brought: tuple[Amount, ...] = (NOTHING, NOTHING)
+    member: tuple[int, ...] = (NONE, NONE)
+    procedures: tuple[Procedure, ...] = ()
+    oldest: int = 0
+    newest: int = 0
+    brings: int = 0
+    losses: int = 0
+    team_losses: int = 0
+    ends: int = 0
+    fault: str = ""
 
 
 def first(bounds: Bounds) -> World:
-    replicas = tuple(Replica(known, ((0, 0), (0, 0)), (0, 0)) for known in bounds.known)
-    parts: list[list[Part | None]] = [[None, None], [None, None]]
-    marks: list[Mark | None] = [None, None]
-    if bounds.begins != NONE:
-        for n, place in enumerate(bounds.documents[bounds.begins].places):
-            parts[place][n] = Part(OPEN, n, bounds.begins, reserved=(0,) * len(replicas))
-            marks[n] = Mark(place, n, bounds.begins)
-    ledgers = tuple(Ledger(True, tuple(each)) for each in parts)
-    caps = tuple(limits_of(bounds, replicas, ledger=each) for each in LEDGERS)
-    caps += tuple(limits_of(bounds, replicas, namespace=each) for each in NAMESPACES)
-    pods = (Pod(),) * len(bounds.pods)
-    uncounted = (bounds.begins == NONE,) * 2
-    counts = bounds.crashes, bounds.losses, bounds.ends
-    return World(pods, replicas, ledgers, tuple(marks), None, uncounted, caps, *counts)
+    places = bounds.documents[0].places
+    ledgers = [Ledger(allotments=tuple([Allotment() if t == place else None for t in TEAMS])) for place in places]
+    teams = (None, None) if bounds.anew else (TeamLedger(), TeamLedger())
+    counts = {each: getattr(bounds, each) for each in ("brings", "losses", "team_losses", "ends")}
+    return World(tuple(ledgers), teams, member=places, **counts)
 
 
-def limits_of(
-    bounds: Bounds, replicas: tuple[Replica, ...], *, ledger: int = NONE, namespace: int = NONE
-) -> tuple[int, int, int]:
-    """Return the largest limits by which any replica may admit now: of each GPU model, and of both together."""
-    known = {each.document for each in replicas}
-    documents = [bounds.documents[each] for each in known]
-    rows = [each.ledgers[ledger] if ledger != NONE else each.namespaces[namespace] for each in documents]
-    if len(rows) == 1:
-        return rows[0]
-    return max(row[0] for row in rows), max(row[1] for row in rows), max(row[2] for row in rows)
+def plus(a: Amount, b: Amount) -> Amount:
+    return a[0] + b[0], a[1] + b[1]
 
 
-def charged(bounds: Bounds, pods: int) -> tuple[int, int, int]:
-    """Return the charges of these pods (bits): of each GPU model, and of both together."""
-    return _charged(bounds.pods, pods)
+def less(a: Amount, b: Amount) -> Amount:
+    return max(a[0] - b[0], 0), max(a[1] - b[1], 0)
 
 
-# A million worlds (states) have only a few hundred different parts and sets of pods.
-@functools.cache
-def _charged(kinds: tuple[tuple[int, int], ...], pods: int) -> tuple[int, int, int]:
-    models = [model for i, (_, model) in enumerate(kinds) if pods >> i & 1]
-    return models.count(0), models.count(1), len(models)
+def largest(a: Amount, b: Amount) -> Amount:
+    return max(a[0], b[0]), max(a[1], b[1])
 
 
-def added(a: tuple[int, int, int], b: tuple[int, int, int]) -> tuple[int, int, int]:
-    return a[0] + b[0], a[1] + b[1], a[2] + b[2]
+def smallest(a: Amount, b: Amount) -> Amount:
+    return min(a[0], b[0]), min(a[1], b[1])
 
 
-def used_by(bounds: Bounds, part: Part | None) -> tuple[int, int, int]:
-    """Return the usage in a namespace's part of a ledger. All reservations are of model 0."""
-    return _used_by(bounds.pods, part) if part else (0, 0, 0)
+def covers(a: Amount | None, b: Amount) -> bool:
+    return largest(a or NOTHING, b) == (a or NOTHING)
 
 
-@functools.cache
-def _used_by(kinds: tuple[tuple[int, int], ...], part: Part) -> tuple[int, int, int]:
-    reserved = sum(part.reserved) + sum(each.amount for each in part.orphans)
-    used = reserved, 0, reserved
-    for each in (part.committed, part.pending, part.terminating):
-        used = added(used, _charged(kinds, each))
-    return used
+def within(used: Amount, limits: Limits) -> bool:
+    return used[0] <= limits[0] and used[1] <= limits[1] and used[0] + used[1] <= limits[2]
 
 
-def pods_of(world: World, bounds: Bounds, namespace: int, *stages: int) -> int:
-    """Return the pods of a namespace in these stages, as bits."""
-    return sum(1 << i for i, pod in enumerate(world.pods) if pod.stage in stages and bounds.pods[i][0] == namespace)
+def one(model: int) -> Amount:
+    return int(model == 0), int(model == 1)
 
 
-def parts_of(world: World) -> Iterator[tuple[int, int, Part]]:
-    for ledger, each in enumerate(world.ledgers):
-        for namespace, part in enumerate(each.parts):
-            if part is not None:
-                yield ledger, namespace, part
+def documents(world: World) -> range:
+    """Return the numbers of the documents by which processes may act now."""
+    return range(world.oldest, world.newest + 1)
 
 
-def new_id(world: World) -> int:
-    return 1 + max(ids_in(world), default=0)
-
-
-def ids_in(world: World) -> list[int]:
-    """Return all ids in the world (state), in the order of their appearance."""
-    found = [each.id for each in world.marks if each]
-    for _, _, part in parts_of(world):
-        found += [part.id, part.move]
-    if late := world.late:
-        found += [late.copy.id] if late.copy else []
-        found += [each.id for each in (late.old, late.new) if each]
-    return [each for each in dict.fromkeys(found) if each != NONE]
-
-
-def canonical(world: World) -> World:
-    """Return one world (state) for all that differ only in ids, or in a late write that can no longer arrive."""
-    late = world.late
-    if late and late.copy is None and not late.blind and world.marks[late.namespace] != late.old:
-        world = world._replace(late=None)
-    ids = ids_in(world)
-    if ids == list(range(len(ids))):
-        return world
-    names = {old: new for new, old in enumerate(ids)} | {NONE: NONE}
-
-    def part(each: Part | None) -> Part | None:
-        return each and each._replace(id=names[each.id], move=names[each.move])
-
-    def mark(each: Mark | None) -> Mark | None:
-        return each and each._replace(id=names[each.id])
-
-    late = world.late
-    return world._replace(
-        ledgers=tuple([Ledger(each.up, tuple([part(one) for one in each.parts])) for each in world.ledgers]),
-        marks=tuple([mark(each) for each in world.marks]),
-        late=late and late._replace(copy=part(late.copy), old=mark(late.old), new=mark(late.new)),
-    )
+def with_item(items: tuple[Any, ...], number: int, new: Any) -> tuple[Any, ...]:
+    return (*items[:number], new, *items[number + 1 :])
