@@ -175,12 +175,12 @@ class UnreadableLedger(VcudaError):
 
 
 class LedgerLost(VcudaError):
-    """A namespace's ledger was lost ``missing`` seconds ago. For ``left`` more seconds, no GPU
-    pod is admitted there."""
+    """The ledger of a namespace or team was lost ``missing`` seconds ago. For ``left`` more seconds, no GPU pod is
+    admitted by it. ``kind``: namespace or team."""
 
-    def __init__(self, namespace: str, missing: float, left: float) -> None:
+    def __init__(self, name: str, missing: float, left: float, kind: str = "namespace") -> None:
         super().__init__(
-            f"the ledger of namespace {namespace} was lost. Pods that were charged in the ledger may still be stored. "
+            f"the ledger of {kind} {name} was lost. Pods that were charged in the ledger may still be stored. "
             f"So nothing is admitted for {math.ceil(left)} s, and then the ledger is rebuilt"
         )
         self.missing = missing

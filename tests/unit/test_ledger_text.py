@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from tests.tables import cases
-from vcuda.ledger.ledger import MAX_PENDING, Ledger, Pending, Terminating, read_ledger, write_ledger
+from vcuda.ledger.ledger import MAX_PENDING, Ledger, Pending, Terminating
+from vcuda.ledger.text import read_ledger, write_ledger
 from vcuda.quota.model import MAX_CARD_SHARES, Charge, total
 from vcuda.requests.pod_request import MAX_UNITS
 
@@ -81,7 +82,7 @@ COUNTED = '{"format": 2, "committed": {}, "podResourceVersion": "", "pending": {
     no_object="[]",
     no_format='{"committed": {}, "podResourceVersion": "", "pending": {}}',
     cut_off="{",
-    a_later_releases_format='{"format": 2}',
+    a_later_releases_format='{"format": 3}',
     a_format_that_is_not_a_number='{"format": "1"}',
     a_missing_field='{"format": 2}',
     short=COUNTED % '{"cores": 1}',

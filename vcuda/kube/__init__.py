@@ -1,7 +1,8 @@
 """The only package that sends requests to the API server.
 
 `client` sends the requests and returns undecoded bytes. `reflector` keeps the objects of one resource in memory.
-`ledger_store` stores the ledgers, which record the GPU quota that each namespace uses.
+`ledger_store` stores the ledgers, which record the GPU quota that each namespace uses. `team_store`
+stores the ledgers of teams.
 
 The official ``kubernetes`` client provides configuration, authentication and transport. The typed models of that client
 are not used, because they make decoding seventy times slower and drop unknown fields.
@@ -14,9 +15,10 @@ from vcuda.kube.dra import CLAIMS, ClaimPolicies, DeviceInformer, ServedWatches,
 from vcuda.kube.events import Event, InvolvedObject, post_event, post_event_or_log
 from vcuda.kube.informers import NodeInformer, QuotaInformer, QuotaPlace, RuntimeClassInformer
 from vcuda.kube.ledger_marks import OPENING_SECONDS
-from vcuda.kube.ledger_store import NOT_TRACKED, LedgerStore, NamedLedger, Stored, ledger_name
+from vcuda.kube.ledger_store import NOT_TRACKED, TEAM_PREFIX, LedgerStore, NamedLedger, Stored, ledger_name
 from vcuda.kube.objects import living_pods, namespace_names
 from vcuda.kube.pages import Page
 from vcuda.kube.reflector import Backoff, OnEvent, Reflector
 from vcuda.kube.store import ReflectorCounts
+from vcuda.kube.team_store import NamedTeam, Placing, StoredTeam, TeamStore, team_ledger_name
 from vcuda.kube.watch import Key

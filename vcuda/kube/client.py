@@ -162,11 +162,13 @@ class Kube:
         *,
         seconds: float = LIST_SECONDS,
         skip: Skip | None = None,
+        exact: str = "",
     ) -> Iterator[Page]:
         """Yield the pages of one consistent LIST. A page has at most ``limit`` objects and a few MiB.
 
         ``timeout``: seconds for one page. ``seconds``: seconds for the whole LIST, including the caller's work between
         pages. ``skip``: called with each object of more than `MAX_OBJECT_BYTES`. The pages omit such an object.
+        ``exact``: the resourceVersion of the LIST; empty for the newest.
 
         Without ``skip``, such an object raises TooLarge. Raises ListOverdue after ``seconds``. Raises Gone if etcd has
         dropped the resourceVersion of the LIST, by default after 5 minutes. The caller must then begin a new LIST.
@@ -174,8 +176,10 @@ class Kube:
 
         # The pages of one LIST may have different limits. The continue token contains only the version of the LIST and
         # the key at which the next page starts (EncodeContinue in k8s.io/apiserver, pkg/storage/continue.go).
+        version = {"resourceVersion": exact, "resourceVersionMatch": "Exact"} if exact else {}
+
         def fetch(objects: int, token: str, timeout: float, most: int) -> bytes:
-            query = {**(params or {}), "limit": objects, **({"continue": token} if token else {})}
+            query = {**(params or {}), "limit": objects, **({"continue": token} if token else version)}
             return self.get(path, query, timeout, most)
 
         yield from Pager(fetch, f"LIST {path}", most=limit, timeout=timeout, seconds=seconds, skip=skip)

@@ -27,16 +27,20 @@ _POD = Decoder(k8s_types.Pod)
 
 
 class _Turn(NamedTuple):
-    """The time for LISTs of a namespace. It ends at ``until`` (`time.monotonic`). ``timeout``: seconds for a page."""
+    """The time for LISTs of a namespace. It ends at ``until`` (`time.monotonic`). ``timeout``: seconds for a page.
+
+    ``exact``: the resourceVersion of the LISTs; empty for the newest.
+    """
 
     kube: client.Kube
     namespace: str
     timeout: float
     until: float
+    exact: str
 
     def pages(self, api: str, resource: str) -> Iterator[Page]:
         path = f"{api}/namespaces/{client.segment(self.namespace)}/{resource}"
-        return self.kube.list_pages(path, timeout=self.timeout, seconds=self.until - time.monotonic())
+        return self.kube.list_pages(path, timeout=self.timeout, seconds=self.until - time.monotonic(), exact=self.exact)
 
 
 class ListedPods(NamedTuple):
@@ -71,9 +75,12 @@ class NamespaceCounter:
     claim_reader: ClaimReader = field(default_factory=ClaimReader, init=False)
     _turns: ListTurns = field(default_factory=ListTurns, init=False)
 
-    def count_pods(self, namespace: str, timeout: float = 10) -> ObservedPods:
-        """Return the charges of a namespace's pods and claims. Raises Unavailable if claims cannot be charged yet."""
-        return self._in_turn(namespace, self._count, timeout)
+    def count_pods(self, namespace: str, timeout: float = 10, exact: str = "") -> ObservedPods:
+        """Return the charges of a namespace's pods and claims. Raises Unavailable if claims cannot be charged yet.
+
+        ``exact``: the resourceVersion at which they are counted; empty for the newest.
+        """
+        return self._in_turn(namespace, self._count, timeout, exact)
 
     def count_claims(self, namespace: str, extended: Collection[str]) -> ObservedClaims | None:
         """Return the charges of a namespace's claims; None if the API server serves no claims.
@@ -97,9 +104,9 @@ class NamespaceCounter:
     def list_pods(self, namespace: str) -> ListedPods:
         return self._in_turn(namespace, self._pods)
 
-    def _in_turn(self, namespace: str, make: Callable[[_Turn], T], timeout: float = 10) -> T:
+    def _in_turn(self, namespace: str, make: Callable[[_Turn], T], timeout: float = 10, exact: str = "") -> T:
         def take(seconds: float) -> T:
-            return make(_Turn(self.kube, namespace, timeout, time.monotonic() + seconds))
+            return make(_Turn(self.kube, namespace, timeout, time.monotonic() + seconds, exact))
 
         return self._turns.run(namespace, take, timeout)
 

@@ -122,7 +122,9 @@ class QuotaInformer:
         else:
             before = self._config
             self._accept(read)
-            self._log.info("quota read", namespaces=len(read.quota.namespaces), version=version)
+            self._log.info(
+                "quota read", namespaces=len(read.quota.namespaces), teams=len(read.quota.teams), version=version
+            )
             message = changes.outline(before.quota, read.quota, events.MAX_EVENT_MESSAGE_LENGTH) if before else ""
             if message:
                 subject, id_ = self._subject(new), f"edited-{version}"

@@ -10,6 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -20,26 +21,23 @@ from vcuda.kube import client, watch
 from vcuda.kube.counts import NamespaceCounter
 from vcuda.kube.ledger_marks import OPENING_SECONDS, LedgerMarks, SeenVersions, answered
 from vcuda.kube.reflector import Reflector
-from vcuda.ledger.ledger import (
-    LOST,
-    MARGIN_SECONDS,
-    RESERVATION_SECONDS,
-    Ledger,
-    OtherFormat,
-    Reservation,
-    read_ledger,
-    write_ledger,
-)
+from vcuda.ledger.ledger import LOST, MARGIN_SECONDS, RESERVATION_SECONDS, Ledger, Reservation
 from vcuda.ledger.recount import Expired, recount
+from vcuda.ledger.text import OtherFormat, read_ledger, write_ledger
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.terms import STORABLE_SECONDS
 from vcuda.requests.resources import BUILT_IN, GpuResources
+
+T = TypeVar("T")
 
 KEY = "ledger"
 NAMESPACE_LABEL = "quota.vcuda.io/ledger-of"
 
 FINALIZER = "quota.vcuda.io/ledger"
 """If a user deletes a ledger, this finalizer keeps it until each charge of the ledger belongs to a stored pod."""
+
+TEAM_PREFIX = "team.quota.vcuda.io/"
+"""The beginning of a label of a ledger. The rest is the name of a team from which the ledger has an allotment."""
 
 LOOK_AGAIN_SECONDS = 0.05
 
@@ -77,7 +75,7 @@ class NamedLedger(msgspec.Struct, frozen=True):
 
     def read(self) -> Stored:
         """Return the decoded ledger. Raises UnreadableLedger if the ledger's text is damaged."""
-        return _read(self.config_map)
+        return decode_stored(self.config_map)
 
     @property
     def counted(self) -> str:
@@ -117,7 +115,8 @@ class LedgerStore(NamespaceCounter):
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         super().__init__(kube, nodes, resources, claim_price)
-        self._namespace = namespace
+        self.namespace = namespace
+        self.clock = clock
         self._sleep = sleep
         # `_written` maps a namespace to `NamedLedger.counted` of the last ledger that this process wrote. If the watch
         # delivers a ledger with this text, no other process has counted the stored pods since.
@@ -126,11 +125,12 @@ class LedgerStore(NamespaceCounter):
         # `_dropped` maps a namespace to the version of its mark. This process has
         # deleted the ledger, and must still delete the mark.
         self._dropped: dict[str, str] = {}
-        self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
-        self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)
+        self.collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
+        self._marks = LedgerMarks(kube, self.collection, storable_seconds, clock)
         self.check_lost = self._marks.check_lost
         # A ledger's version is kept until each object that the ledger admitted is stored, or can no longer be stored.
-        self._versions = SeenVersions(storable_seconds + RESERVATION_SECONDS + MARGIN_SECONDS, clock)
+        self.uncertain_seconds = storable_seconds + RESERVATION_SECONDS + MARGIN_SECONDS
+        self._versions = SeenVersions(self.uncertain_seconds, clock)
 
     def read(self, namespace: str, timeout: float = 10) -> Stored:
         """Return a namespace's open ledger, for reading only. If there is none, return a ledger counted from a LIST.
@@ -171,6 +171,14 @@ class LedgerStore(NamespaceCounter):
                 self._marks.renew(namespace, timeout)
             return msgspec.structs.replace(stored, ledger=self._counted(namespace, stored.ledger, timeout), opens=True)
 
+    def stored(self, namespace: str, timeout: float = 10) -> Stored | None:
+        """Return a namespace's stored ledger, which may be closed; None if there is none."""
+        return self._stored(namespace, timeout)
+
+    def is_marked(self, namespace: str) -> bool:
+        """Return whether the namespace has had a ledger that was not deleted by `drop`."""
+        return self._marks.current(namespace) is not None
+
     def _awaits_opening(self, namespace: str, lost: Reservation) -> bool:
         """Return False if this replica may open the closed ledger. If another replica may be about to open it, sleep
         briefly and return True.
@@ -197,10 +205,10 @@ class LedgerStore(NamespaceCounter):
     def _stored(self, namespace: str, timeout: float) -> Stored | None:
         newest = self._versions.newest(namespace)
         try:
-            raw = self.kube.get(self._path(namespace), timeout=timeout)
+            raw = self.kube.get(self.path(namespace), timeout=timeout)
         except errors.NotFound:
             return None
-        stored = _read(_CONFIG_MAP.decode(raw), len(raw))
+        stored = decode_stored(_CONFIG_MAP.decode(raw), len(raw))
         if int(stored.version or 0) < newest:
             return self._closed(namespace, stored, timeout)
         self._note(namespace, stored)
@@ -211,7 +219,7 @@ class LedgerStore(NamespaceCounter):
         newest, ledger = self._versions.newest(namespace), Ledger(reserved={LOST: _everything()})
         body = self._encode(namespace, ledger, None)
         try:
-            stored = _written(ledger, lambda: self.kube.post_heard(self._collection, body, timeout=timeout))
+            stored = _written(ledger, lambda: self.kube.post_heard(self.collection, body, timeout=timeout))
         except errors.Conflict:
             return None
         if int(stored.version or 0) < newest:
@@ -231,7 +239,7 @@ class LedgerStore(NamespaceCounter):
         ledger = msgspec.structs.replace(stored.ledger, reserved={**stored.ledger.reserved, LOST: _everything()})
         body = self._encode(namespace, ledger, stored.version)
         try:
-            closed = _written(ledger, lambda: self.kube.put_heard(self._path(namespace), body, timeout=timeout))
+            closed = _written(ledger, lambda: self.kube.put_heard(self.path(namespace), body, timeout=timeout))
         except (errors.Conflict, errors.NotFound):
             return None
         self._note(namespace, closed, anew=True)
@@ -249,7 +257,7 @@ class LedgerStore(NamespaceCounter):
             raise ValueError(namespace)  # a programming error: a ledger without a version must be opened before a write
         body = self._encode(namespace, ledger, replaced.version)
         try:
-            stored = _written(ledger, lambda: self.kube.put_heard(self._path(namespace), body, timeout=timeout))
+            stored = _written(ledger, lambda: self.kube.put_heard(self.path(namespace), body, timeout=timeout))
         except errors.NotFound as error:
             # The ledger was deleted. To the caller this is a change by another writer, so raise Conflict.
             raise errors.Conflict(error.status, error.message) from error
@@ -266,13 +274,13 @@ class LedgerStore(NamespaceCounter):
         # mark of a later ledger has another version, and must stay.
         mark = self._marks.current(namespace)
         patch = {"metadata": {"resourceVersion": version, "finalizers": None}}
-        raw = self.kube.patch(self._path(namespace), msgspec.json.encode(patch), client.MERGE_PATCH)
+        raw = self.kube.patch(self.path(namespace), msgspec.json.encode(patch), client.MERGE_PATCH)
         left = _CONFIG_MAP.decode(raw).metadata
         # If a user had requested the ConfigMap's deletion, it disappeared when the patch removed its finalizer.
         if left.deletion_timestamp is None:
             preconditions = {"resourceVersion": left.resource_version}
             with contextlib.suppress(errors.NotFound):
-                self.kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": preconditions}))
+                self.kube.delete(self.path(namespace), msgspec.json.encode({"preconditions": preconditions}))
         self._written.pop(namespace, None)
         if mark:
             self._dropped[namespace] = mark
@@ -307,10 +315,10 @@ class LedgerStore(NamespaceCounter):
 
         self._keeps_written = True
         selector = {"labelSelector": NAMESPACE_LABEL}
-        return Reflector(self.kube, self._collection, self._decode_named, params=selector, on_event=on_event)
+        return Reflector(self.kube, self.collection, self._decode_named, params=selector, on_event=on_event)
 
     def key(self, namespace: str) -> watch.Key:
-        return watch.Key(self._namespace, ledger_name(namespace))
+        return watch.Key(self.namespace, ledger_name(namespace))
 
     def _decode_named(self, raw: bytes) -> NamedLedger:
         config_map = _CONFIG_MAP.decode(raw)
@@ -319,8 +327,12 @@ class LedgerStore(NamespaceCounter):
     def _encode(self, namespace: str, ledger: Ledger, version: str | None) -> bytes:
         metadata = {
             "name": ledger_name(namespace),
-            "namespace": self._namespace,
-            "labels": {"app.kubernetes.io/managed-by": "vcuda-quota", NAMESPACE_LABEL: namespace},
+            "namespace": self.namespace,
+            "labels": {
+                "app.kubernetes.io/managed-by": "vcuda-quota",
+                NAMESPACE_LABEL: namespace,
+                **{f"{TEAM_PREFIX}{team}": "" for team in ledger.allotments},
+            },
             "finalizers": [FINALIZER],
             "managedFields": NOT_TRACKED,
             **({"resourceVersion": version} if version is not None else {}),
@@ -330,8 +342,8 @@ class LedgerStore(NamespaceCounter):
             self._written[namespace] = _counted_in(data[KEY])
         return msgspec.json.encode({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
 
-    def _path(self, namespace: str) -> str:
-        return f"{self._collection}/{client.segment(ledger_name(namespace))}"
+    def path(self, namespace: str) -> str:
+        return f"{self.collection}/{client.segment(ledger_name(namespace))}"
 
 
 def ledger_name(namespace: str) -> str:
@@ -355,14 +367,18 @@ def _counted_in(text: str) -> str:
     return text.partition(',"pending":')[0]
 
 
-def _read(config_map: k8s_types.ConfigMap, size: int = 0) -> Stored:
-    metadata = config_map.metadata
+def decode_stored(config_map: k8s_types.ConfigMap, size: int = 0) -> Stored:
+    ledger, metadata = decode_text(config_map, read_ledger), config_map.metadata
+    return Stored(ledger, metadata.resource_version, size, deleting=metadata.deletion_timestamp is not None)
+
+
+def decode_text(config_map: k8s_types.ConfigMap, decode: Callable[[str], T]) -> T:
+    """Return the ledger in a ConfigMap. Raises UnreadableLedger if ``decode`` raises an error."""
     try:
-        ledger = read_ledger((config_map.data or {})[KEY])
+        return decode((config_map.data or {})[KEY])
     except (KeyError, ValueError, RecursionError) as error:
-        name = f"{metadata.namespace}/{metadata.name}"
+        name = f"{config_map.metadata.namespace}/{config_map.metadata.name}"
         # A ledger in the format of another release must not be deleted, because that release can read its charges.
         update = "Update all components of vcuda quota to one release"
         advice = update if isinstance(error, OtherFormat) else "Delete this ConfigMap, and the ledger is rebuilt"
         raise errors.UnreadableLedger(f"ledger {name} cannot be read: {error}. {advice}") from error
-    return Stored(ledger, metadata.resource_version, size, deleting=metadata.deletion_timestamp is not None)

@@ -5,18 +5,13 @@ pod that may be stored. ``terminating`` contains every deleted pod whose contain
 written by compare-and-swap on this version. So concurrent writers can only charge too much, never too little.
 """
 
-import base64
-import binascii
-import functools
 import itertools
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from fractions import Fraction
-from typing import Annotated
+from collections.abc import Iterable, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
-from vcuda.quota.model import COMMON_DENOMINATOR, Charge, Limit, NamespaceQuota, Usage, fits, total
+from vcuda.quota.model import NO_LIMIT, Charge, Limit, NamespaceQuota, Usage, fits, total
 from vcuda.quota.shortage import Shortage, find_shortage
 
 MAX_PENDING = 512
@@ -52,9 +47,6 @@ must first observe the deletion. It then gives each container one second to stop
 WARN_FROM = 0.9
 """An admitted pod gets a warning if at least this fraction of the limit is used."""
 
-NO_LIMIT = Limit(cores=0)
-"""The limit of a model that the quota does not list: no cards."""
-
 
 class Pending(msgspec.Struct, frozen=True):
     """The charge of a pod or claim that was admitted, but that the controller has not yet observed as stored."""
@@ -84,6 +76,17 @@ class Reservation(msgspec.Struct, frozen=True, rename="camel"):
     """The seconds for which the replica may use the reservation after the write."""
 
 
+class Allotment(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The part of a team's quota that one namespace may use. `vcuda.ledger.team` has the rules."""
+
+    charges: Mapping[str, Charge] = {}
+    """The allotted quota by model. The ledger of the team allots at least as much to this namespace."""
+    terms: str = ""
+    """`Team.terms` of the limits by which ``charges`` was checked; empty if it was not checked."""
+    counter: int = 0
+    """A number that grows with each write that takes quota back, or that opens the ledger of the team."""
+
+
 class Ledger(msgspec.Struct, frozen=True):
     """The charges of one namespace."""
 
@@ -108,6 +111,10 @@ class Ledger(msgspec.Struct, frozen=True):
     """By model, the longest grace period of the pods in ``committed``, in seconds, if above `UNSEEN_SECONDS`."""
     claim_grace: int = 0
     """The longest grace period of stored pods that use claims, in seconds; 0 if at most `UNSEEN_SECONDS`."""
+    allotments: Mapping[str, Allotment] = {}
+    """By team: the part of the team's quota that this namespace may use. There are two only while it changes teams."""
+    placed: str = ""
+    """The version of the quota ConfigMap that last put the namespace into a team, or took it out of a team."""
 
     @property
     def lost(self) -> Reservation | None:
@@ -117,6 +124,11 @@ class Ledger(msgspec.Struct, frozen=True):
     @property
     def is_empty(self) -> bool:
         return not (self.committed or self.pending or self.terminating or self.claimed or self.reserved)
+
+    def without_fill(self) -> "Ledger":
+        """Return the ledger without the charges that only fill the quota of the namespace."""
+        terminating = {key: each for key, each in self.terminating.items() if FULL not in key}
+        return self if len(terminating) == len(self.terminating) else replace(self, terminating=terminating)
 
     def usage(self, model: str) -> Usage:
         pending, terminating = (
@@ -161,7 +173,7 @@ class Admitted(msgspec.Struct, frozen=True):
     limit: Limit
     shortage: Shortage | None = None
     total_usage: Usage | None = None
-    """The usage of all models together, with the charge; None if the quota does not limit it."""
+    """The usage of all models together, with the charge; None if the quota has no limit for them and no team."""
 
 
 class Rejected(msgspec.Struct, frozen=True):
@@ -175,29 +187,41 @@ class TooManyPending(msgspec.Struct, frozen=True):
 
 
 def admit(
-    ledger: Ledger, uid: str, asked: Pending, quota: NamespaceQuota, *, enforced: bool
+    ledger: Ledger,
+    uid: str,
+    asked: Pending,
+    quota: NamespaceQuota,
+    *,
+    enforced: bool,
+    others: Mapping[str, Charge] | None = None,
 ) -> Admitted | Rejected | TooManyPending:
     """Decide by one version of the ledger whether one more charge fits. ``uid``: the pod or claim that is charged.
 
     ``enforced``: False if the quota only warns or audits. A charge that does not fit is then admitted with a shortage.
+    ``others``: by model, what the other namespaces of the team may use; None to leave out the limits of the team.
     """
-    limit = quota.limits.get(asked.model, NO_LIMIT)
-    usage = ledger.usage(asked.model)
+    limit, used_by_others = quota.limits.get(asked.model, NO_LIMIT), others or {}
+    usage = replace(ledger.usage(asked.model), others=used_by_others.get(asked.model, Charge()))
+
+    def total_usage(of: Ledger) -> Usage:
+        return replace(of.total_usage(), others=total(used_by_others.values()))
+
     # The API server may call the webhook twice for a pod. A pod whose uid has a pending charge is not charged again.
     if uid in ledger.pending:
         return Admitted(ledger, usage, limit)
+    team = None if others is None else quota.team
     shortage = None
-    if asked.model != NO_MODEL and (quota.total or not fits(limit, usage.used, asked.charge)):
+    if asked.model != NO_MODEL and (quota.total or team or not fits(limit, usage.used, asked.charge)):
         of_model = Shortage(asked.model, asked.charge, usage, limit)
-        shortage = find_shortage(of_model, quota.total, ledger.total_usage)
+        shortage = find_shortage(of_model, quota.total, lambda: total_usage(ledger), team)
         if shortage and enforced:
             return Rejected(shortage)
     # `MAX_PENDING` is checked after the limit, so that a pod over the limit is rejected even with many pending charges.
     if len(ledger.pending) >= MAX_PENDING:
         return TooManyPending()
-    charged = msgspec.structs.replace(ledger, pending={**ledger.pending, uid: asked})
-    usage = msgspec.structs.replace(usage, used=usage.used + asked.charge, pending=usage.pending + asked.charge)
-    return Admitted(charged, usage, limit, shortage, charged.total_usage() if quota.total else None)
+    charged = replace(ledger, pending={**ledger.pending, uid: asked})
+    usage = replace(usage, used=usage.used + asked.charge, pending=usage.pending + asked.charge)
+    return Admitted(charged, usage, limit, shortage, total_usage(charged) if quota.total or quota.team else None)
 
 
 def is_nearly_full(used: Charge, limit: Limit) -> bool:
@@ -245,152 +269,3 @@ def is_counted_before(ledger: Ledger, version: str, config_version: str) -> bool
         or is_older(ledger.config_version, config_version)
         or (claims != "" and is_older(claims, version))
     )
-
-
-# A ledger's text must be short, because each batch of admissions writes the whole text. So the amounts of equal charges
-# are written once, and a uid takes 22 characters of base64 instead of 36. 512 pending charges take less than 20 kB.
-FORMAT = 2
-"""The version of the encoding. A release rejects ledgers in any other format."""
-
-UIDS_REMEMBERED = 8192
-"""The most uids in each of two caches: of encoded uids, and of decoded uids. The caches save time, because each write
-of a ledger encodes all its pending uids again."""
-
-_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-# 64 digits are enough. The sum of a million pods, each with 15,000 containers of `MAX_UNITS` devices of `MAX_UNITS`
-# cores, has 47 digits.
-_FRACTION = re.compile(r"([0-9]{1,64})/([1-9][0-9]{0,23})", re.ASCII)
-_PACKED = 22
-_PADDING = "=="
-
-
-# Versions are compared as numbers. Python raises ValueError for a text without digits, or with too many.
-_Version = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{0,20}\Z")]
-
-
-class _Group(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Several equal charges. ``uids``: their objects' uids, 22 characters each. ``others``: keys that are not UUIDs."""
-
-    charge: Charge
-    uids: str
-    others: tuple[str, ...] = ()
-    seconds: int = 0
-
-
-class _Format(msgspec.Struct, frozen=True):
-    format: int
-
-
-class _Grouped(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    format: int
-    committed: Mapping[str, Charge]
-    pod_resource_version: _Version
-    pending: Mapping[str, tuple[_Group, ...]]
-    terminating: Mapping[str, tuple[_Group, ...]] = {}
-    config_version: _Version = ""
-    claimed: Mapping[str, Charge] = {}
-    claim_resource_version: _Version = ""
-    reserved: Mapping[str, Reservation] = {}
-    waiting: str = ""
-    graces: Mapping[str, int] = {}
-    claim_grace: int = 0
-
-
-_HEAD = msgspec.json.Decoder(_Format)
-
-
-def _write_cores(cores: object) -> int | str:
-    """Encode an amount of cores that is not an int, for example ``100/7``."""
-    if not isinstance(cores, Fraction):
-        raise NotImplementedError(f"{type(cores)} in a ledger")
-    return cores.numerator if cores.denominator == 1 else str(cores)
-
-
-def _read_cores(_: type, written: object) -> int | Fraction:
-    if type(written) is int:
-        return written
-    found = _FRACTION.fullmatch(written) if isinstance(written, str) else None
-    if not found or COMMON_DENOMINATOR % int(found[2]):
-        raise ValueError(f"{written!r} is not an amount of cores")
-    return Fraction(int(found[1]), int(found[2]))
-
-
-_GROUPED = msgspec.json.Decoder(_Grouped, dec_hook=_read_cores)
-_ENCODER = msgspec.json.Encoder(enc_hook=_write_cores)
-
-
-class OtherFormat(ValueError):
-    """Another release wrote the ledger, so it may contain data that this release does not support."""
-
-
-def write_ledger(ledger: Ledger) -> str:
-    pending = _grouped((uid, each.model, each.charge, each.grace) for uid, each in ledger.pending.items())
-    terminating = _grouped((key, each.model, each.charge, each.seconds) for key, each in ledger.terminating.items())
-    fields = {**msgspec.structs.asdict(ledger), "pending": pending, "terminating": terminating}
-    document = _Grouped(format=FORMAT, **fields)
-    return _ENCODER.encode(document).decode()
-
-
-def read_ledger(text: str) -> Ledger:
-    """Return the ledger in ``text``. Raises OtherFormat, or ValueError if the text is damaged."""
-    # Check the format first, because the ledger of a later release may lack fields that are decoded below.
-    if (found := _HEAD.decode(text).format) != FORMAT:
-        raise OtherFormat(f"another release wrote the ledger in format {found}")
-    grouped = _GROUPED.decode(text)
-    pending = {uid: Pending(model, charge, grace) for uid, model, charge, grace in _entries(grouped.pending)}
-    terminating = {
-        key: Terminating(model, charge, seconds) for key, model, charge, seconds in _entries(grouped.terminating)
-    }
-    fields = {**msgspec.structs.asdict(grouped), "pending": pending, "terminating": terminating}
-    del fields["format"]
-    return Ledger(**fields)
-
-
-Entry = tuple[str, str, Charge, int]
-"""The fields of a pending or terminating charge: its key, its model, its charge, and its ``grace`` or ``seconds``."""
-
-
-def _grouped(entries: Iterable[Entry]) -> dict[str, tuple[_Group, ...]]:
-    uids_of: dict[str, dict[tuple[Charge, int], list[str]]] = {}
-    for uid, model, charge, seconds in entries:
-        uids_of.setdefault(model, {}).setdefault((charge, seconds), []).append(uid)
-    return {
-        model: tuple(_group(charge, uids, seconds) for (charge, seconds), uids in alike.items())
-        for model, alike in uids_of.items()
-    }
-
-
-def _group(charge: Charge, uids: list[str], seconds: int) -> _Group:
-    packed = [_pack(uid) for uid in uids]
-    others = tuple(uid for uid, text in zip(uids, packed, strict=True) if not text)
-    return _Group(charge, "".join(packed), others, seconds)
-
-
-def _entries(grouped: Mapping[str, tuple[_Group, ...]]) -> Iterator[Entry]:
-    for model, groups in grouped.items():
-        for group in groups:
-            for uid in (*_unpack(group.uids), *group.others):
-                yield uid, model, group.charge, group.seconds
-
-
-@functools.lru_cache(maxsize=UIDS_REMEMBERED)
-def _pack(uid: str) -> str:
-    if not _UUID.fullmatch(uid):
-        return ""
-    raw = bytes.fromhex(uid.replace("-", ""))
-    return base64.urlsafe_b64encode(raw).decode().removesuffix(_PADDING)
-
-
-def _unpack(packed: str) -> Iterator[str]:
-    if len(packed) % _PACKED:
-        raise ValueError(f"the length of packed uids must be a multiple of {_PACKED}; got {len(packed)} characters")
-    return (_unpack_one(packed[start : start + _PACKED]) for start in range(0, len(packed), _PACKED))
-
-
-@functools.lru_cache(maxsize=UIDS_REMEMBERED)
-def _unpack_one(text: str) -> str:
-    try:
-        digits = base64.b64decode(text + _PADDING, altchars=b"-_", validate=True).hex()
-    except binascii.Error as error:
-        raise ValueError(f"{text!r} is not a packed uid: {error}") from error
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

@@ -155,6 +155,8 @@ def recount(
         waiting=ledger.waiting,
         graces=observed.graces,
         claim_grace=_claim_grace(ledger, observed),
+        allotments=ledger.allotments,
+        placed=ledger.placed,
     )
     # 4. If no charge changed, return the old ledger, so that it is not written. Replace an outdated count anyway.
     if _has_same_charges(recounted, ledger) and not is_counted_before(ledger, counted_since, observed.config_version):

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from vcuda.ledger.ledger import FULL, NO_LIMIT, Ledger
-from vcuda.quota.model import CORES_PER_CARD, Charge, Cores, Granted, Limit, NamespaceQuota, Usage, all_models, total
+from vcuda.ledger.ledger import Ledger
+from vcuda.quota.model import (
+    CORES_PER_CARD,
+    NO_LIMIT,
+    Charge,
+    Cores,
+    Granted,
+    Limit,
+    NamespaceQuota,
+    Team,
+    Usage,
+    all_models,
+    total,
+)
 from vcuda.quota.terms import TOTAL, UNSTORED_CAUSE
 
 if TYPE_CHECKING:
@@ -96,6 +106,26 @@ def _has_room(available: float | None, limit: float | None, largest: float) -> b
 
 
 @dataclass(frozen=True, slots=True)
+class TeamUse:
+    """The usage of a team: the sum over its namespaces, by model. It names no namespace and no pod."""
+
+    name: str
+    models: tuple[ModelUse, ...]
+    total: ModelUse | None = None
+    """The usage of all models together, if the team's quota limits it; otherwise None."""
+
+    @property
+    def limits(self) -> tuple[ModelUse, ...]:
+        return (*self.models, self.total) if self.total else self.models
+
+    @classmethod
+    def of(cls, team: Team, usages: Mapping[str, Usage]) -> TeamUse:
+        """Return the usage of a team. ``usages``: the sum over its namespaces, by model."""
+        models = tuple(_model(model, limit, usages.get(model, Usage())) for model, limit in team.limits.items())
+        return cls(team.name, models, _model(TOTAL, team.total, all_models(usages.values())) if team.total else None)
+
+
+@dataclass(frozen=True, slots=True)
 class NamespaceUse:
     """The GPU usage of one namespace, by model."""
 
@@ -116,6 +146,8 @@ class NamespaceUse:
     """The reasons why the quota cannot be used, for example a model that no node has."""
     total: ModelUse | None = None
     """The usage of all models together, without pods, if the quota limits it; otherwise None."""
+    team: TeamUse | None = None
+    """The usage of the namespace's team, including this namespace; None if the namespace is in no team."""
 
     @property
     def limits(self) -> tuple[ModelUse, ...]:
@@ -134,8 +166,27 @@ class NamespaceUse:
     @property
     def has_room(self) -> bool:
         largest = max((pod.cores for model in self.models for pod in model.pods), default=0) / CORES_PER_CARD
-        in_total = self.total is None or _has_room(self.total.available, self.total.limit, largest)
-        return in_total and all(model.has_room for model in self.models)
+        of_team = self.team.limits if self.team else ()
+        in_shared = all(
+            _has_room(each.available, each.limit, largest) for each in (*filter(None, [self.total]), *of_team)
+        )
+        return in_shared and all(each.has_room for each in (*self.models, *of_team))
+
+    def used_by_others(self, shared: ModelUse) -> float:
+        """Return the cards that other namespaces use of a limit of the team. ``shared``: the team's usage."""
+        own = sum(each.used for each in self.models if shared.model in (each.model, TOTAL))
+        return max(round(shared.used - own, 2), 0)
+
+    def within(self, team: TeamUse) -> NamespaceUse:
+        """Return the report with newer figures of the team. No more is available than the team has free."""
+        free = {each.model: each.available for each in team.limits}
+
+        def capped(use: ModelUse) -> ModelUse:
+            available = [each for each in (use.available, free.get(use.model)) if each is not None]
+            return use if use.available is None else replace(use, available=min(available))
+
+        own_total = capped(self.total) if self.total else None
+        return replace(self, models=tuple(map(capped, self.models)), total=own_total, team=team)
 
     def shortened(self) -> NamespaceUse:
         """Return the report as it is published, with at most `MAX_REPORTED_PODS` pods in ``unpinned``."""
@@ -176,9 +227,8 @@ def report(
             holders.setdefault(model, []).append((claim.name, charge, True))
     # If too many pods were deleted for the leader to keep each, a charge larger than any cluster fills the quota. No
     # pod uses this charge, so no figure includes it.
-    terminating = {key: each for key, each in ledger.terminating.items() if FULL not in key}
-    is_full = len(terminating) < len(ledger.terminating)
-    usages = msgspec.structs.replace(ledger, terminating=terminating).usages()
+    counted = ledger.without_fill()
+    is_full, usages = counted is not ledger, counted.usages()
     models = dict.fromkeys([*quota.limits, *filter(nodes.knows, usages)])
     late = [each for uid, each in ledger.pending.items() if uid in unstored]
     used = tuple(

@@ -1,0 +1,169 @@
+"""The ledger of a team: how much of the team's quota each of its namespaces may use.
+
+Each namespace has its own ledger. The ledger of a team allots a part of the team's quota to each of them, and a
+namespace's ledger records its allotment. The usage of a namespace's ledger stays within its allotment, and the sum of
+all allotments within the team's limits. docs/ledger.md has the rules, and `tests/model/teams` explores them.
+"""
+
+import itertools
+from collections.abc import Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from vcuda.ledger.ledger import Allotment, Ledger, charges_by_model
+from vcuda.ledger.text import ENCODER, FORMAT, Version, check_format, decode_cores
+from vcuda.quota.model import Charge, Team, fits, total
+
+MAX_MEMBERS = 500
+"""The most namespaces to which a team allots quota. In a larger team, the pods of further namespaces are rejected."""
+
+Allotted = Mapping[str, Charge]
+"""An amount of quota by GPU model."""
+
+
+class TeamLedger(msgspec.Struct, frozen=True):
+    """The allotments of one team."""
+
+    allotted: Mapping[str, Allotted] = {}
+    """By namespace: the part of the team's quota that the namespace may use."""
+    config_version: str = ""
+    """The newest version of the quota ConfigMap by which a process wrote this ledger."""
+    wanted: str = ""
+    """A replica that finds no free quota writes a new text here, so that the leader takes back unused allotments."""
+    closed: str = ""
+    """A random text while allotments may be missing. Nothing is then allotted. Empty if the ledger is open."""
+    counter: int = 0
+    """A number that grows with each raise. The API server stores no new version if a write changes nothing."""
+
+
+class _Text(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    format: int
+    allotted: Mapping[str, Allotted] = {}
+    config_version: Version = ""
+    wanted: str = ""
+    closed: str = ""
+    counter: int = 0
+
+
+_TEXT = msgspec.json.Decoder(_Text, dec_hook=decode_cores)
+
+
+def write_team_ledger(ledger: TeamLedger) -> str:
+    return ENCODER.encode(_Text(FORMAT, **msgspec.structs.asdict(ledger))).decode()
+
+
+def read_team_ledger(text: str) -> TeamLedger:
+    """Return the ledger in ``text``. Raises OtherFormat, or ValueError if the text is damaged."""
+    check_format(text)
+    fields = msgspec.structs.asdict(_TEXT.decode(text))
+    del fields["format"]
+    return TeamLedger(**fields)
+
+
+def needed(ledger: Ledger) -> Allotted:
+    """Return the quota that a namespace must have allotted: all charges and reservations in its ledger, by model.
+
+    Charges that fill the whole quota of the namespace are left out, as they must not fill the quota of its team.
+    """
+    return {model: usage.used for model, usage in ledger.without_fill().usages().items()}
+
+
+def covers(allotted: Allotted, wanted: Allotted) -> bool:
+    """Return whether ``allotted`` is at least as large as ``wanted`` for each model."""
+    return all(allotted.get(model, Charge()).covers(charge) for model, charge in wanted.items())
+
+
+def largest(*amounts: Allotted) -> Allotted:
+    """Return the largest of each amount."""
+    peaks: dict[str, Charge] = {}
+    for model, charge in itertools.chain.from_iterable(each.items() for each in amounts):
+        peaks[model] = peaks.get(model, Charge()).peak(charge)
+    return peaks
+
+
+def allotted_to_others(ledger: TeamLedger, namespace: str) -> Allotted:
+    """Return the sum of what is allotted to all other namespaces of the team, by model."""
+    return charges_by_model(
+        each for name, allotted in ledger.allotted.items() if name != namespace for each in allotted.items()
+    )
+
+
+def fits_team(team: Team, of_others: Allotted, own: Allotted) -> bool:
+    """Return whether a namespace may use ``own`` within the team's limits, if the others may use ``of_others``."""
+    within = all(
+        fits(limit, of_others.get(model, Charge()), own.get(model, Charge())) for model, limit in team.limits.items()
+    )
+    return within and (team.total is None or fits(team.total, total(of_others.values()), total(own.values())))
+
+
+def raised(ledger: TeamLedger, namespace: str, charges: Allotted, config_version: str = "") -> TeamLedger:
+    """Return the ledger with at least ``charges`` allotted to a namespace. No allotment becomes smaller.
+
+    ``config_version``: the version of the quota ConfigMap of this process; empty if the caller sets it later. The
+    caller must write the ledger by compare-and-swap *after* it has read the namespace's own ledger, and *before* it
+    writes that ledger.
+    """
+    larger = largest(ledger.allotted.get(namespace, {}), charges)
+    allotted = {**ledger.allotted, **({namespace: larger} if larger else {})}
+    version = config_version or ledger.config_version
+    return replace(ledger, allotted=allotted, config_version=version, counter=ledger.counter + 1)
+
+
+def lowered(ledger: TeamLedger, namespace: str, charges: Allotted) -> TeamLedger:
+    """Return the ledger with at most ``charges`` allotted to a namespace. No allotment becomes larger.
+
+    The caller must read the ledger of the team, then write the namespace's own ledger with `shrunk`, then replace
+    exactly the version of the team's ledger that it read.
+    """
+    left = {name: each for name, each in ledger.allotted.items() if name != namespace}
+    lower = minimum(ledger.allotted.get(namespace, {}), charges)
+    return replace(ledger, allotted={**left, **({namespace: lower} if lower else {})})
+
+
+def minimum(one: Allotted, other: Allotted) -> Allotted:
+    """Return the smaller of each amount of both. Models without an amount are left out."""
+    smaller = {model: charge.minimum(other.get(model, Charge())) for model, charge in one.items()}
+    return {model: charge for model, charge in smaller.items() if charge != Charge()}
+
+
+def shrunk(ledger: Ledger, team: str) -> Ledger:
+    """Return a namespace's ledger whose allotment from ``team`` is at most what the ledger needs, with a new counter.
+
+    The caller must ensure that the ledger names the team. If charges fill the quota of the namespace, their pods are
+    not known. They were admitted within the allotment, so the allotment stays.
+    """
+    is_filled = ledger.without_fill() is not ledger
+    charges = ledger.allotments[team].charges
+    return _changed(ledger, team, charges if is_filled else minimum(charges, needed(ledger)))
+
+
+def unchecked(ledger: Ledger, team: str) -> Ledger:
+    """Return a namespace's ledger as `shrunk` does, whose next admission checks the limits of the team again."""
+    after = shrunk(ledger, team)
+    return replace(after, allotments={**after.allotments, team: replace(after.allotments[team], terms="")})
+
+
+def _changed(ledger: Ledger, team: str, charges: Allotted) -> Ledger:
+    before = ledger.allotments[team]
+    after = Allotment(charges, before.terms, before.counter + 1)
+    return replace(ledger, allotments={**ledger.allotments, team: after})
+
+
+def allot(ledger: Ledger, team: str, charges: Allotted, terms: str = "") -> Ledger:
+    """Return a namespace's ledger with an allotment from ``team``, and from no other team.
+
+    ``terms``: empty if ``charges`` was not checked by the limits, so that the next admission checks it.
+    """
+    counter = ledger.allotments[team].counter if team in ledger.allotments else 0
+    return replace(ledger, allotments={team: Allotment(charges, terms, counter)})
+
+
+def join(ledger: Ledger, team: str, config_version: str) -> Ledger:
+    """Return a namespace's ledger that also names ``team``. The caller must write it before it raises the allotment."""
+    return replace(ledger, allotments={**ledger.allotments, team: Allotment()}, placed=config_version)
+
+
+def leave(ledger: Ledger, config_version: str) -> Ledger:
+    """Return a namespace's ledger that names no team."""
+    return replace(ledger, allotments={}, placed=config_version)
