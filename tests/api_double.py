@@ -284,7 +284,10 @@ def _patched(target: dict[str, Any], patch: Any) -> dict[str, Any]:
 def _selects(selector: str, stored: dict[str, Any]) -> bool:
     labels = stored["metadata"].get("labels") or {}
     wanted = (each.partition("=") for each in selector.split(",") if each)
-    return all(key in labels and value in ("", labels[key]) for key, _, value in wanted)
+    return all(
+        key[1:] not in labels if key.startswith("!") else key in labels and value in ("", labels[key])
+        for key, _, value in wanted
+    )
 
 
 def _collections_of(path: str) -> tuple[str, str]:

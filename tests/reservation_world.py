@@ -26,7 +26,8 @@ from tests.watching import catch_up, unwatched_recounter
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.errors import LedgerLost, Unavailable, VcudaError
 from vcuda.kube import LedgerStore, Reflector
-from vcuda.ledger.ledger import Admitted, Ledger, charges_by_model, read_ledger
+from vcuda.ledger.ledger import Admitted, Ledger, charges_by_model
+from vcuda.ledger.text import read_ledger
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Grant, Limit, NamespaceQuota, fits, total
 from vcuda.quota.terms import STORABLE_SECONDS

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from tests.replicas import Clock
+from tests.tables import cases
 from vcuda.ledger.ledger import Admitted
-from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage, total
+from vcuda.quota.membership import Members
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Team, Usage, total
 from webhook.ledger.charging import ChargeRequest
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review.decisions import CHOICE_SECONDS, RecentChoices
@@ -29,6 +31,51 @@ def test_ledgers_in_memory_admit_up_to_the_limit_and_charge_each_uid_once() -> N
     assert [admits(uid) for uid in "aabcb"] == [True, True, True, False, True]
     assert asyncio.run(ledgers.usage("team-a"))["M40"].used == CARD + CARD
     assert asyncio.run(ledgers.usage("team-b")) == {}
+
+
+class Memory:
+    """Ledgers in memory with a team of the namespaces a and b, and a namespace c without a team.
+
+    The team may use four M40, but only five cards of M40 and T4 together.
+    """
+
+    TEAM = Team("vision", {"M40": Limit(400), "T4": Limit(400)}, Limit(500))
+
+    def __init__(self, committed: dict[str, dict[str, Charge]] | None = None) -> None:
+        self.ledgers, self.uid = MemoryLedgers(committed or {}, Members({"vision": ("a", "b")})), 0
+
+    def create(self, namespace: str, cards: int, model: str = "M40", *, dry_run: bool = False) -> bool:
+        self.uid += 1
+        team = None if namespace == "c" else self.TEAM
+        quota = NamespaceQuota({"M40": Limit(400), "T4": Limit(400)}, total=team.total if team else None, team=team)
+        charge = Charge(100 * cards, 0, 100 * cards)
+        request = ChargeRequest(namespace, str(self.uid), model, charge, quota, math.inf, dry_run=dry_run)
+        return isinstance(asyncio.run(self.ledgers.charge(request)), Admitted)
+
+
+@cases(
+    "committed, created, admitted",
+    within_the_team=({}, [("a", 2, "M40"), ("b", 2, "M40")], [True, True]),
+    beyond_the_team=({}, [("a", 3, "M40"), ("b", 2, "M40"), ("b", 1, "M40")], [True, False, True]),
+    beyond_the_total=({}, [("a", 3, "M40"), ("b", 3, "T4"), ("b", 2, "T4")], [True, False, True]),
+    another_namespace=({}, [("a", 4, "M40"), ("c", 4, "M40")], [True, True]),
+    stored_before=({"b": {"M40": Charge(300)}}, [("a", 2, "M40"), ("a", 1, "M40")], [False, True]),
+    stored_elsewhere=({"c": {"M40": Charge(300)}}, [("a", 2, "M40")], [True]),
+)
+def test_ledgers_in_memory_hold_the_limits_of_a_team(
+    committed: dict[str, dict[str, Charge]], created: list[tuple[str, int, str]], admitted: list[bool]
+) -> None:
+    memory = Memory(committed)
+    assert [memory.create(*each) for each in created] == admitted
+
+
+def test_the_usage_in_memory_has_what_other_members_use() -> None:
+    memory = Memory()
+    assert memory.create("a", 2)
+    assert not memory.create("b", 3, dry_run=True)
+    usage = asyncio.run(memory.ledgers.usage("b"))
+    assert usage == {"M40": Usage(others=Charge(200, 0, 200))}
+    assert asyncio.run(memory.ledgers.usage("c")) == {}
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from vcuda.kube import Stored
 from vcuda.ledger.ledger import Admitted, Ledger, Pending, Rejected, admit
-from vcuda.quota.model import Mode
+from vcuda.quota.model import Charge, Mode
 from webhook.ledger.charging import CROWDED, ChargeRequest, Decision
 
 T = TypeVar("T")
@@ -122,10 +122,13 @@ class SharedCall(Generic[R]):
 Charging = PendingCall[ChargeRequest, Decision]
 
 
-def decide(ledger: Ledger, request: ChargeRequest) -> Decision:
-    """Decide whether a charge fits this ledger. An `Admitted` has the ledger that the caller must write."""
+def decide(ledger: Ledger, request: ChargeRequest, others: Mapping[str, Charge] | None = None) -> Decision:
+    """Decide whether a charge fits this ledger. An `Admitted` has the ledger that the caller must write.
+
+    ``others``: by model, what the other namespaces of the team may use; None to leave out the limits of the team.
+    """
     asked, quota = Pending(request.model, request.charge, request.grace), request.quota
-    decision = admit(ledger, request.uid, asked, quota, enforced=quota.mode is Mode.ENFORCE)
+    decision = admit(ledger, request.uid, asked, quota, enforced=quota.mode is Mode.ENFORCE, others=others)
     return decision if isinstance(decision, Admitted | Rejected) else CROWDED
 
 
@@ -152,10 +155,11 @@ class Decided(NamedTuple):
         return all(isinstance(decision, Admitted) for decision in self.decisions)
 
 
-def decide_all(read: Read, calls: Sequence[Charging]) -> Decided:
+def decide_all(read: Read, calls: Sequence[Charging], others: Mapping[str, Charge] | None = None) -> Decided:
+    """Decide charges in order, each with those before it. ``others``: as for `decide`."""
     decisions, ledger = [], read.flushed
     for call in calls:
-        decision = decide(ledger, call.item)
+        decision = decide(ledger, call.item, others)
         decisions.append(decision)
         if isinstance(decision, Admitted) and not call.item.dry_run:
             ledger = decision.ledger

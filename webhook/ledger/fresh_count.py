@@ -14,6 +14,7 @@ from vcuda.quota.model import Usage, fits
 from vcuda.quota.shortage import Shortage
 from webhook.ledger.batches import SharedCall
 from webhook.ledger.charging import PutOff
+from webhook.ledger.spending import SOON_SECONDS
 
 MIN_INTERVAL_SECONDS = 0.5
 """The minimum number of seconds between the starts of two LISTs of one namespace, even if many charges are rejected."""
@@ -25,10 +26,6 @@ whose LISTs are slow are listed less often."""
 RECOUNT_SECONDS = UNSEEN_SECONDS + MARGIN_SECONDS
 """A webhook replica itself recounts a ledger if no controller has done so for this many seconds. If the ledger records
 longer grace periods of pods, the replica waits for the longest period."""
-
-SOON_SECONDS = 2.0
-"""A running controller recounts a ledger (sets it to the count of the stored objects) within this many seconds. If
-quota is missing for longer, the answer to a pod does not advise an immediate retry."""
 
 
 @dataclass(eq=False)

@@ -10,11 +10,14 @@ from typing import Generic, TypeVar
 import msgspec
 
 from vcuda.errors import ListOverdue, Unavailable
-from vcuda.ledger.ledger import MAX_PENDING, Admitted, Ledger
+from vcuda.ledger.ledger import MAX_PENDING, Admitted, Ledger, charges_by_model
+from vcuda.quota.membership import NO_MEMBERS, Members
 from vcuda.quota.model import Charge, Usage
 from webhook.ledger.batches import decide
 from webhook.ledger.charging import TOO_MANY_NAMESPACES, ChargeRequest, Decision, RetryLater
-from webhook.ledger.namespace_ledger import NamespaceLedger, Shared
+from webhook.ledger.namespace_ledger import NamespaceLedger
+from webhook.ledger.shared import Shared
+from webhook.ledger.team_account import TeamAccount, beside_others
 
 CLOSING_ATTEMPTS = 5
 """A stopping webhook replica tries this many times to write each ledger. A try fails if another process wrote first."""
@@ -60,11 +63,14 @@ class ClusterLedgers(Shared):
     check_namespace: Callable[[str], Awaitable[None]] | None = None
     """A function that raises BadReview if the namespace does not exist. None if every namespace in a review exists."""
     _ledgers: ByNamespace[NamespaceLedger] = field(init=False)
+    _accounts: ByNamespace[TeamAccount] = field(init=False)
 
     def __post_init__(self) -> None:
         # This cache may drop a `NamespaceLedger` that is still writing, and make a second object for its namespace. No
         # charge is lost, because each write is a compare-and-swap: if both objects write, one of the writes fails.
-        self._ledgers = ByNamespace(lambda namespace: NamespaceLedger(namespace, self), self.clock)
+        self._accounts = ByNamespace(lambda team: TeamAccount(team, self), self.clock)
+        team_account = self._accounts.__getitem__
+        self._ledgers = ByNamespace(lambda namespace: NamespaceLedger(namespace, self, team_account), self.clock)
 
     async def charge(self, request: ChargeRequest) -> Decision:
         if self.check_namespace:
@@ -112,20 +118,36 @@ class ClusterLedgers(Shared):
 class MemoryLedgers:
     """Ledgers in the memory of this process, for `serve --standalone`, the demo and the command `check`."""
 
-    def __init__(self, committed: Mapping[str, Mapping[str, Charge]] = types.MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        committed: Mapping[str, Mapping[str, Charge]] = types.MappingProxyType({}),
+        members: Members = NO_MEMBERS,
+    ) -> None:
+        """Keep ledgers with the committed charges by namespace and model. ``members``: the members of all teams."""
         self._ledgers = {namespace: Ledger(committed=taken) for namespace, taken in committed.items()}
+        self._members = members
 
     async def charge(self, request: ChargeRequest) -> Decision:
         # No lock is needed, because this coroutine awaits nothing between reading and replacing the ledger.
         if request.namespace not in self._ledgers and len(self._ledgers) >= MAX_KNOWN_NAMESPACES:
             return TOO_MANY_NAMESPACES
-        decision = decide(self._ledgers.get(request.namespace, Ledger()), request)
+        others = self._of_others(request.namespace)
+        decision = decide(self._ledgers.get(request.namespace, Ledger()), request, others)
         if isinstance(decision, Admitted) and not request.dry_run:
             self._ledgers[request.namespace] = _oldest_committed(decision.ledger)
         return decision
 
     async def usage(self, namespace: str, _seconds: float | None = None) -> Mapping[str, Usage]:
-        return self._ledgers.get(namespace, Ledger()).usages()
+        return beside_others(self._ledgers.get(namespace, Ledger()).usages(), self._of_others(namespace) or {})
+
+    def _of_others(self, namespace: str) -> Mapping[str, Charge] | None:
+        """Return the charges of the other namespaces of the team by model; None if the namespace is in no team."""
+        team = self._members.team_of(namespace)
+        if team is None:
+            return None
+        names = (other for other in self._ledgers if other != namespace and self._members.team_of(other) == team)
+        charges = ((model, usage.used) for name in names for model, usage in self._ledgers[name].usages().items())
+        return charges_by_model(charges)
 
     cached_usage = usage
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from vcuda.ledger.ledger import RESERVATION_SECONDS, Ledger, Pending, Reservation
-from vcuda.quota.model import CORES_PER_CARD, Charge, Cores, Limit, NamespaceQuota, fits
+from vcuda.quota.model import CORES_PER_CARD, NO_LIMIT, Charge, Cores, Limit, NamespaceQuota, fits, total
 
 RATE_SECONDS = 4.0
 """A replica measures its demand for quota over this many seconds. After this time without demand, it releases its
@@ -149,27 +149,39 @@ class Plan(NamedTuple):
     """The next reservation of a replica: the quota by GPU model, and the seconds until its next ledger write is due."""
 
     charges: Mapping[str, Charge]
-    next_seconds: float
+    next_seconds: float = WRITE_SECONDS
 
 
-def plan_reservation(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
+def plan_reservation(
+    ledger: Ledger, quota: NamespaceQuota, demand: Demand, others: Mapping[str, Charge] | None = None
+) -> Plan:
     """Plan the next reservation of this replica. A reservation always fits the free quota of the namespace.
 
     ``ledger``: without the present reservation of this replica, but with all charges admitted from that reservation.
+    ``others``: by model, what the other namespaces of the team may use. The reservation then fits the free quota of the
+    team too.
     """
+    team = None if others is None else quota.team
     replicas = len(ledger.reserved) + 1
     part = max(PART_OF_ROOM * replicas, PART_OF_REPLICA)
     busy = max(sum(number for number, _ in demand.recent().values()), len(ledger.pending)) >= MIN_CHARGES
     charges: dict[str, Charge] = {}
     full_seconds = math.inf
     # The free cards of all models together, and how many of them this replica may still reserve.
-    free: Cores = max(quota.total.most_cores - ledger.total_usage().used.cores, 0) if quota.total else sys.maxsize
+    free: Cores = sys.maxsize
+    for limit, used in ((quota.total, Charge()), (team and team.total, total((others or {}).values()))):
+        if limit:
+            free = min(free, max(limit.most_cores - (ledger.total_usage().used + used).cores, 0))
     left: Cores = free // part
     for model, (number, charged) in demand.recent().items():
         mean = charged.mean(number)
         if not mean.cores or model not in quota.limits:
             continue
-        room = min(_room(quota.limits[model], ledger.usage(model).used, mean), free // mean.cores)
+        used = ledger.usage(model).used
+        room = min(_room(quota.limits[model], used, mean), free // mean.cores)
+        if team:
+            used_in_team = used + (others or {}).get(model, Charge())
+            room = min(room, _room(team.limits.get(model, NO_LIMIT), used_in_team, mean))
         full_seconds = min(full_seconds, room * demand.seconds / (number * replicas))
         wanted = max(math.ceil(number * TARGET_SECONDS / demand.seconds), MIN_CHARGES)
         most = min(wanted, room // part, left // mean.cores)
@@ -177,7 +189,7 @@ def plan_reservation(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> P
             charges[model] = mean * most
             left -= charges[model].cores
     if not charges:
-        return Plan(charges, WRITE_SECONDS)
+        return Plan(charges)
     return Plan(charges, min(max(full_seconds / PART_OF_TIME, WRITE_SECONDS), MAX_WRITE_SECONDS))
 
 

@@ -22,7 +22,7 @@ from vcuda.quota.terms import SYSTEM_NAMESPACES
 from vcuda.requests.runtime_devices import RuntimeClasses
 from vcuda.tls import ServingCertificate, watch
 from webhook import admission
-from webhook.ledger import ledgers, namespace_ledger
+from webhook.ledger import ledgers, shared
 from webhook.metrics import LedgerMetrics, Metrics, ReflectorCollector
 from webhook.review import context, namespaces
 from webhook.server import app
@@ -80,7 +80,7 @@ def cluster_service(
     # other threads share two connections.
     kube = k8s.Kube.connect(
         options.kubeconfig,
-        pool_size=namespace_ledger.KUBE_THREADS + namespace_ledger.LIST_THREADS + 2,
+        pool_size=shared.KUBE_THREADS + shared.LIST_THREADS + 2,
         version_check=check,
         grace=k8s.AuthorizerGrace(),
     )
@@ -114,7 +114,9 @@ def cluster_service(
         storable_seconds=options.storable_seconds,
     )
     check_namespace = None if callers_known else namespaces.ExistingNamespaces(kube).check
-    charged = ledgers.ClusterLedgers(store, LedgerMetrics(metrics.registry), check_namespace=check_namespace)
+    charged = ledgers.ClusterLedgers(
+        store, LedgerMetrics(metrics.registry), check_namespace=check_namespace, placing=policy.placing
+    )
     metrics.watch("vcuda_quota_config_valid", "0 while the quota ConfigMap is malformed.", quota.is_valid)
     metrics.registry.register(ReflectorCollector(policy.reflectors))
     policy.start()
