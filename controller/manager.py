@@ -121,8 +121,6 @@ class Leader:
             claim_price=self.claim_policies.price,
             storable_seconds=self._timing.storable_seconds,
         )
-        self.publisher = publisher.Publisher(kube)
-        self.retrier = retrier.Retrier(kube, self.quota, self.nodes)
         self.namespaces = NamespaceLabels(kube, self.quota, self._namespace_changed)
         self.recounter = recounter.Recounter(
             kube,
@@ -135,13 +133,16 @@ class Leader:
             exists=lambda namespace: self.namespaces.reflector.get(("", namespace)) is not None,
             timing=self._timing,
         )
+        usages = self.recounter.teams.usages
+        self.publisher = publisher.Publisher(kube, teams=usages)
+        self.retrier = retrier.Retrier(kube, self.quota, self.nodes, teams=usages)
         self.grants = GrantFollower(self.quota, self.recounter.known_namespaces, self.recounter.queue.add)
         claims = self.recounter.claims.reflector
         pods, writes = self.recounter.pods, options.discover
         self.model_labels = ModelLabels(kube, self.nodes, devices, pods, self.quota, writes=writes)
         self.dra = k8s.ServedWatches(kube, {**devices.reflectors(), "resourceclaims": claims})
         gc = stale_gc.GcOptions(timeout=options.allocation_timeout, dry_run=options.dry_run)
-        self.claim_retrier = claim_retrier.ClaimRetrier(kube, lambda: self.dra.served)
+        self.claim_retrier = claim_retrier.ClaimRetrier(kube, lambda: self.dra.served, usages)
         self.garbage = self._make_gc(gc, registry)
         eviction = ViolationOptions(options.violations_period, options.evict_violations)
         self.violations = self._make_violations(eviction, store, registry)
@@ -209,6 +210,7 @@ class Leader:
             "namespaces": self.namespaces.reflector,
             "pods": self.recounter.pods.reflector,
             "ledgers": self.recounter.ledgers,
+            "teams": self.recounter.teams.ledgers,
             "usage": self.publisher.published,
         }
 
@@ -228,7 +230,8 @@ class Leader:
         for reflector in self._always().values():
             reflector.start()
         self.dra.start()
-        self._spawn(self.recounter.reconciler.name, self.recounter.reconciler.run)
+        for reconciler in self.recounter.reconcilers:
+            self._spawn(reconciler.name, reconciler.run)
         self._standby = self._spawn("standby", lambda: self._stand_by(is_silent))
 
     def lead(self) -> None:
@@ -272,18 +275,20 @@ class Leader:
             acts = not acts
             if acts:
                 self._log.warning("the leader does not renew the Lease, so this standby recounts the ledgers")
-                self.recounter.queue.release()
+                for reconciler in self.recounter.reconcilers:
+                    reconciler.queue.release()
                 self.recounter.add_all()
             else:
                 self._log.info("the leader renews the Lease again")
-                self.recounter.queue.hold()
+                for reconciler in self.recounter.reconcilers:
+                    reconciler.queue.hold()
 
     def _main(self) -> None:
         if not self._await_lists():
             return
         for reconciler in self._reconcilers():
             reconciler.queue.release()
-            if reconciler is not self.recounter.reconciler:
+            if reconciler not in self.recounter.reconcilers:
                 self._spawn(reconciler.name, reconciler.run)
         if watch := self.certificates:
             self._spawn("certificates", lambda: watch.run(self._stopping))
@@ -323,7 +328,7 @@ class Leader:
             self.model_labels,
         )
         others = (self._models, self.grants.reconciler, self.recounter.unlimited, self.violations.reconciler)
-        return (*others, self.retrier.models, *(each.reconciler for each in duties))
+        return (*others, self.retrier.models, self.recounter.teams.reconciler, *(each.reconciler for each in duties))
 
     def _devices_changed(self) -> None:
         self._models.queue.add("devices")

@@ -42,8 +42,9 @@ class Recounting:
         *pods: Manifest,
         document: str = FOUR_M40,
         gone: bool = False,
+        **data: str,
     ) -> None:
-        store_quota(api, document)
+        store_quota(api, document, **data)
         if ledger:
             replica.store.write("team-a", ledger, replica.store.open("team-a"))
         for pod in pods:

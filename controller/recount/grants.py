@@ -49,7 +49,8 @@ class GrantFollower:
         quota = self._quota.current()
         for namespace in self._namespaces():
             limits = quota.for_namespace(namespace) if quota else None
-            if limits and limits.grants:
+            team = quota.teams[limits.team.name] if quota and limits and limits.team else None
+            if limits and (limits.grants or (team and team.grants)):
                 self._recount(namespace)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 import structlog
 
+from controller.recount.team_usages import TeamUsages, team_in, team_key
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.k8s_types import Decoder
@@ -41,7 +42,10 @@ class Publisher:
     of an earlier leader is deleted if the namespace is no longer limited.
     """
 
-    def __init__(self, kube: Kube, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, kube: Kube, clock: Callable[[], float] = time.monotonic, *, teams: TeamUsages | None = None
+    ) -> None:
+        self._teams = teams or TeamUsages()
         self.reconciler = Reconciler("publish", self._reconcile, failure="usage not published", clock=clock)
         self.published = Reflector(
             kube,
@@ -69,19 +73,34 @@ class Publisher:
         if changed:
             unhurried = before and use and use.has_room and limits_of(before) == limits_of(use)
             self.reconciler.queue.add(namespace, interval=UNHURRIED_SECONDS if unhurried else None)
+            if use and use.team:
+                # The figures of the team are in the reports of all its namespaces. These writes are about one a second.
+                members = self._teams.count(use.team.name)
+                self.reconciler.queue.add(team_key(use.team.name), interval=max(UNHURRIED_SECONDS, members))
 
     def reports(self) -> Mapping[str, NamespaceUse]:
         with self._lock:
-            return {namespace: use for namespace, use in self._reports.items() if use}
+            return {namespace: self._newest(use) for namespace, use in self._reports.items() if use}
+
+    def _newest(self, use: NamespaceUse) -> NamespaceUse:
+        return use.within(self._teams.current(use.team)) if use.team else use
 
     def published_in(self) -> set[str]:
         return {key.namespace for key in self.published.snapshot()}
 
-    def _reconcile(self, namespace: str) -> None:
+    def _reconcile(self, key: str) -> None:
+        if (team := team_in(key)) is None:
+            self._publish(key)
+            return
+        for namespace in self._teams.members(team):
+            self.reconciler.queue.add(namespace)
+
+    def _publish(self, namespace: str) -> None:
         with self._lock:
             if namespace not in self._reports:
                 return  # An earlier leader wrote the stored usage report. This leader has no report to publish yet.
-            use = self._reports[namespace]
+            report = self._reports[namespace]
+            use = self._newest(report) if report else None
         published = self.published.get((namespace, USAGE_NAME))
         if use is None:
             if published:
@@ -138,7 +157,8 @@ def _collection(namespace: str) -> str:
 def limits_of(use: NamespaceUse) -> object:
     """Return the parts of a namespace's report whose changes are published immediately: mode, limits and state."""
     limits = [(model.model, model.limit, model.memory_limit, model.grants) for model in use.limits]
-    return use.mode, use.taking_effect, use.unregistered, use.ledger_lost, use.unpinned, limits
+    of_team = [(each.model, each.limit, each.memory_limit) for each in use.team.limits] if use.team else []
+    return use.mode, use.taking_effect, use.unregistered, use.ledger_lost, use.unpinned, limits, of_team
 
 
 def is_without_home(error: errors.ApiError) -> bool:

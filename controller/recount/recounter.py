@@ -7,6 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
 import msgspec
 import structlog
@@ -15,6 +16,7 @@ from controller.claims import ClaimInformer
 from controller.metrics import RecountMetrics
 from controller.pods import PodInformer
 from controller.recount.charge_ages import ChargeAges, Overdue, RecountTiming, Watch
+from controller.recount.team_allotments import TeamAllotments
 from controller.workqueue import Reconciler, WorkQueue
 from vcuda import errors
 from vcuda.kube import OPENING_SECONDS, Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored
@@ -101,6 +103,9 @@ class Recounter:
         )
         self.claims = ClaimInformer(kube, store, self.pods, self.queue.add, clock)
         self.ledgers = store.reflector(self.queue.add, self._add_charged)
+        self.teams = TeamAllotments(store, quota, self._limits, self.ledgers, clock)
+        # `reconcilers`: the loops that a standby also runs while the leader does not renew its Lease.
+        self.reconcilers = (self.reconciler, self.teams.reconciler)
         self._store = store
         self._quota = quota
         self._nodes = nodes
@@ -132,6 +137,7 @@ class Recounter:
     def add_all(self) -> None:
         for namespace in self.known_namespaces():
             self.queue.add(namespace)
+        self.teams.add_all()
 
     def resync(self) -> None:
         """Queue a recount of every namespace. Log and count each ledger that differs from the stored pods (drift)."""
@@ -143,6 +149,7 @@ class Recounter:
                 self._metrics.drift.inc()
                 self._log.warning("the ledger differs from the stored pods and is recounted", namespace=namespace)
             self.queue.add(namespace)
+        self.teams.add_all()
 
     def _differs(self, known: NamedLedger) -> bool:
         try:
@@ -160,7 +167,7 @@ class Recounter:
     def known_namespaces(self) -> Iterable[str]:
         """Return the namespaces with a quota, a ledger, GPU pods or ResourceClaims, and those of ``others``."""
         quota = self._quota.current()
-        named = quota.namespaces if quota else ()
+        named = quota.named if quota else ()
         with_ledger = (ledger.namespace for ledger in self.ledgers.snapshot().values())
         return {*named, *with_ledger, *self.pods.namespaces(), *self.claims.namespaces(), *self._others()}
 
@@ -218,8 +225,10 @@ class Recounter:
             self._recount_limited(namespace, limits, stored)
             return
         self._with_room.discard(namespace)
+        self.teams.usages.note(namespace, None, {})
         self._on_report(namespace, None)
         if stored:
+            stored = self.teams.place(namespace, stored)
             since = self._unlimited_since.setdefault(namespace, self._clock())
             self._drop_or_recount(
                 namespace, stored, "the namespace is no longer limited", since + self._timing.uncertain
@@ -253,25 +262,31 @@ class Recounter:
         unstored = self._ages.unstored(namespace, ledger, self._clock())
         self._look_again(namespace, unstored)
         use = report(namespace, limits, ledger, pods, nodes, claims=claims, unstored=unstored.keys)
+        use = replace(use, team=self.teams.report(namespace, limits, ledger))
         (self._with_room.add if use.has_room else self._with_room.discard)(namespace)
         self._on_report(namespace, use)
 
     def _opened(self, namespace: str) -> Stored:
         """Return the stored ledger. If it is closed (admits nothing yet) and may open now, count pods and open it."""
-        stored = self._store.open(namespace)
-        return self._store.write(namespace, stored.ledger, stored) if stored.opens else stored
+        if not (stored := self._store.open(namespace)).opens:
+            return stored
+        return self._store.write(namespace, stored.ledger, stored)
 
     def _recount_newest(self, namespace: str, stored: Stored) -> Stored:
         """Recount and write the ledger ``stored``. After a conflict, read the ledger again, and recount that version.
 
         Under load, the replicas write a ledger many times a second, so a ledger from the watch is often outdated.
         """
-        for _ in range(MAX_ATTEMPTS - 1):
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
-                return self._write(namespace, self._recounted(namespace, stored.ledger), stored)
+                stored = self.teams.place(namespace, stored)
+                stored = self._write(namespace, self._recounted(namespace, stored.ledger), stored)
+                return self.teams.cover(namespace, stored)
             except errors.Conflict:
+                if attempt == MAX_ATTEMPTS:
+                    raise
                 stored = self._opened(namespace)
-        return self._write(namespace, self._recounted(namespace, stored.ledger), stored)
+        raise AssertionError  # the last attempt returns or raises
 
     def _write(self, namespace: str, ledger: Ledger, stored: Stored) -> Stored:
         if ledger is stored.ledger:
@@ -331,6 +346,7 @@ class Recounter:
         with contextlib.suppress(errors.NotFound):
             self._store.drop(namespace, stored.version)
             self._ages.forget(namespace)
+            self.teams.changed(ledger, None)
             self._log.info("ledger deleted", namespace=namespace, why=why)
 
     def _drop_unreadable(self, namespace: str) -> None:

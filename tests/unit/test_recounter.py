@@ -84,6 +84,12 @@ def test_lost_devices_are_forgotten_only_after_the_longest_grace_period_in_the_l
     assert (use.ledger_lost, use.models[0].used, graces) == (True, 1, [600])
 
 
+def test_a_member_that_a_team_names_is_known_before_it_has_pods(api: ApiDouble, replica: Replica) -> None:
+    """Otherwise a resync would leave out its ledger and usage report until its first pod."""
+    recounting = Recounting(api, replica, gpu_teams="vision: {namespaces: [vision-train, 'vision-dev-*']}")
+    assert set(recounting.recounter.known_namespaces()) == {"team-a", "vision-train"}
+
+
 def test_a_ledger_that_is_about_to_be_recounted_is_no_drift(api: ApiDouble, replica: Replica) -> None:
     """A ledger that waits for a recount may differ from the stored objects because of a recent event."""
     recounting = Recounting(api, replica, Ledger({"M40": TWO}, COUNTED), stored_pod(CARD))

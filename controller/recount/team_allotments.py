@@ -1,0 +1,291 @@
+"""Keeps the allotments of teams. An allotment is the part of a team's quota that the ledger of one namespace may use.
+
+docs/team-ledgers.md has the rules. A webhook replica raises an allotment before it admits more. The leader takes back
+unused allotments while a team is short of quota, and all allotments of namespaces that have left the team.
+"""
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+import structlog
+
+from controller.recount.team_usages import TeamUsages
+from controller.workqueue import Reconciler
+from vcuda import errors
+from vcuda.kube import (
+    TEAM_PREFIX,
+    LedgerStore,
+    NamedLedger,
+    Placing,
+    QuotaInformer,
+    Reflector,
+    Stored,
+    StoredTeam,
+    TeamStore,
+)
+from vcuda.ledger import team as rules
+from vcuda.ledger.ledger import Ledger, charges_by_model, is_older
+from vcuda.ledger.report import TeamUse
+from vcuda.ledger.team import MAX_MEMBERS, Allotted, TeamLedger
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Team, total
+
+SHORT_PART = 4
+"""A team is short of quota if less than one part in this many of one of its limits is not allotted."""
+
+CROWDED = MAX_MEMBERS * 3 // 4
+"""If more namespaces have an allotment, unused allotments are taken back, so that other namespaces can get one."""
+
+CONFLICT_RETRY_SECONDS = 0.2
+"""Seconds until the next attempt to take back allotments after a conflict."""
+
+
+class TeamAllotments:
+    """Places the ledgers of namespaces into teams, and raises and lowers their allotments.
+
+    ``limits``: returns the quota of a namespace. ``watched``: the watched ledgers of all namespaces.
+    ``ledgers``: the watched ledgers of all teams.
+    ``usages``: the usage of all teams, for reports.
+    """
+
+    def __init__(
+        self,
+        store: LedgerStore,
+        quota: QuotaInformer,
+        limits: Callable[[str], NamespaceQuota | None],
+        watched: Reflector[NamedLedger],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._teams = TeamStore(store)
+        self.reconciler = Reconciler(
+            "teams", self._reconcile, failure="allotments not taken back", key_name="team", clock=clock
+        )
+        self.usages = TeamUsages()
+        self.ledgers = self._teams.reflector(self.reconciler.queue.add)
+        self.watched = watched
+        self._store = store
+        self._quota = quota
+        self._limits = limits
+        # `_served`: for each team, the last mark `TeamLedger.wanted` for which unused allotments were taken back.
+        self._served: dict[str, str] = {}
+        self._log = structlog.get_logger()
+
+    def add_all(self) -> None:
+        """Queue all teams that the quota has, or that have a ledger."""
+        quota = self._quota.current()
+        for team in {*(quota.teams if quota else ()), *(each.team for each in self.ledgers.snapshot().values())}:
+            self.reconciler.queue.add(team)
+
+    def changed(self, ledger: Ledger, limits: NamespaceQuota | None) -> None:
+        """Queue the teams of a namespace whose ledger has changed."""
+        for team in {*ledger.allotments, *([limits.team.name] if limits and limits.team else [])}:
+            self.reconciler.queue.add(team)
+
+    def report(self, namespace: str, limits: NamespaceQuota, ledger: Ledger) -> TeamUse | None:
+        """Record the usage of a namespace, and queue its teams. Return the usage of its team; None if it has none."""
+        self.changed(ledger, limits)
+        return self.usages.note(namespace, limits.team, ledger.without_fill().usages())
+
+    # The methods that the recounter calls
+
+    def place(self, namespace: str, stored: Stored) -> Stored:
+        """Put the ledger into the team in which the quota places its namespace, or into no team. Return the ledger.
+
+        The ledger is written only if it changes.
+        """
+        quota, name, ledger = self._quota.current(), self._team_of(namespace), stored.ledger
+        is_right = name in ledger.allotments if name else not ledger.allotments
+        # An older quota moves no namespace, so that processes with different quotas do not move it to and fro.
+        if quota is None or is_right or is_older(quota.version, ledger.placed):
+            return stored
+        moved = rules.join(ledger, name, quota.version) if name else rules.leave(ledger, quota.version)
+        written = self._store.write(namespace, moved, stored)
+        self.changed(ledger, None)
+        return written
+
+    def cover(self, namespace: str, stored: Stored) -> Stored:
+        """Raise the allotment of a namespace if its charges exceed the allotment. Return the ledger.
+
+        The charges exist already: their pods run, although the team may be over its limits. If they do not fit, the
+        ledger of the team is closed, and opened by a count of all namespaces. So no namespace uses an allotment that
+        was checked before, and the team admits nothing until it is within its limits.
+        """
+        quota, limits, ledger = self._quota.current(), self._limits(namespace), stored.ledger
+        team = limits.team if limits else None
+        if quota is None or limits is None or team is None or team.name not in ledger.allotments:
+            return stored
+        known = ledger.allotments[team.name].charges
+        # A recount counts spent reservations twice: as committed and as reserved. So they alone need no allotment.
+        used: Allotted = {model: usage.in_use for model, usage in ledger.without_fill().usages().items()}
+        is_settled = len(ledger.allotments) == 1 and rules.covers(known, used)
+        if is_settled or is_older(quota.version, ledger.placed):
+            return stored
+        if len(ledger.allotments) > 1 or not known:
+            # While a namespace joins, a replica with an older quota may still admit pods from its reservation.
+            used = rules.needed(ledger)
+        charges: Allotted | None = used
+        if used or known:
+            charges = self._raised(namespace, team, known, used, is_enforced=limits.mode == Mode.ENFORCE)
+        if charges is None:
+            return stored
+        # The allotment of an old team ends in this write, because the charges now count in the new team.
+        covered = rules.allot(ledger, team.name, charges)
+        written = self._store.write(namespace, msgspec.structs.replace(covered, placed=quota.version), stored)
+        self.changed(ledger, None)
+        return written
+
+    def _raised(
+        self, namespace: str, team: Team, known: Allotted, used: Allotted, *, is_enforced: bool
+    ) -> Allotted | None:
+        """Allot at least ``used`` to a namespace, and return what its ledger may record as allotted.
+
+        ``known``: the recorded allotment. Return None if the team has too many namespaces. Raises Conflict if the
+        ledger of the team was closed and opened, because this writes the namespace's ledger too.
+        """
+        opened = self._opened(team.name)
+        ledger = opened.ledger
+        if namespace not in ledger.allotted and len(ledger.allotted) >= MAX_MEMBERS:
+            self._log.warning("too many namespaces in a team", team=team.name, namespace=namespace, limit=MAX_MEMBERS)
+            return None
+        others = rules.allotted_to_others(ledger, namespace)
+        largest_first = rules.largest(known, used), used
+        charges = next((each for each in largest_first if rules.fits_team(team, others, each)), used)
+        fits = rules.fits_team(team, others, charges)
+        if fits or not is_enforced or rules.covers(ledger.allotted.get(namespace, {}), charges):
+            self._write(team.name, rules.raised(ledger, namespace, charges), opened)
+            return charges
+        self._log.info("charges exceed the limit of a team", team=team.name, namespace=namespace)
+        closed = rules.raised(ledger, namespace, charges)
+        self._write(team.name, msgspec.structs.replace(closed, closed=secrets.token_urlsafe(6)), opened)
+        self._opened(team.name)
+        raise errors.Conflict(409, "the ledger of the team was counted anew")
+
+    def _team_of(self, namespace: str) -> str:
+        """Return the name of a namespace's team; empty if it is in no team."""
+        limits = self._limits(namespace)
+        return limits.team.name if limits and limits.team else ""
+
+    def _write(self, team: str, ledger: TeamLedger, replaced: StoredTeam) -> None:
+        quota = self._quota.current()
+        if quota is None or is_older(quota.version, ledger.config_version):
+            raise errors.Unavailable(f"the ledger of team {team} was written by a newer quota than was read")
+        self._teams.write(team, msgspec.structs.replace(ledger, config_version=quota.version), replaced)
+
+    def _opened(self, team: str) -> StoredTeam:
+        """Return the open ledger of a team. If it is closed or missing, open it by a count of all namespaces."""
+        stored, quota = self._teams.read(team), self._quota.current()
+        if stored.version is not None and not stored.ledger.closed:
+            return stored
+        # The count includes only ledgers that name the team. A ledger that was lost and opened again names none.
+        for known in self.watched.snapshot().values():
+            is_unplaced = self._team_of(known.namespace) == team and not _names(known, team)
+            if is_unplaced and (stored_ledger := self._store.stored(known.namespace)):
+                self.place(known.namespace, stored_ledger)
+        try:
+            return self._teams.open(team, Placing(self._team_of, quota.version) if quota else None)
+        except errors.LedgerLost as error:
+            # The recounter must not mistake this for a lost ledger of the namespace.
+            raise errors.Unavailable(str(error)) from error
+
+    # The duty of the leader
+
+    def _reconcile(self, name: str) -> float | None:
+        quota = self._quota.current()
+        if quota is None:
+            return None
+        known = self.ledgers.get(self._teams.key(name))
+        if known is None:
+            # The ledger of the team was deleted. The allotments are in the ledgers of the namespaces.
+            if any(_names(each, name) for each in self.watched.snapshot().values()):
+                self._opened(name)
+            return None
+        stored = known.read()
+        if stored.ledger.closed:
+            self._opened(name)
+            return None
+        team = quota.team(name) if name in quota.teams else None
+        if team is None and not stored.ledger.allotted:
+            self._delete(name, stored)
+            return None
+        wanted = stored.ledger.wanted
+        is_short = wanted != self._served.get(name, "") or team is None or is_short_of(team, stored.ledger)
+        candidates = [each for each in stored.ledger.allotted if self._is_unused(name, each, stored.ledger, is_short)]
+        try:
+            if candidates:
+                self._take_back(name, candidates)
+        except errors.Conflict:
+            return CONFLICT_RETRY_SECONDS
+        self._served[name] = wanted
+        return None
+
+    def _delete(self, name: str, stored: StoredTeam) -> None:
+        self._served.pop(name, None)
+        with contextlib.suppress(errors.Conflict, errors.NotFound):
+            self._teams.delete(name, str(stored.version))
+
+    def _is_unused(self, name: str, namespace: str, ledger: TeamLedger, is_short: bool) -> bool:
+        """Return whether a part of an allotment can be taken back: if the team is short, or the namespace not in it."""
+        known = self.watched.get(self._store.key(namespace))
+        if known is None or not _names(known, name):
+            return True
+        if not (is_short and ledger.allotted[namespace]):
+            return is_short
+        try:
+            return not rules.covers(rules.needed(known.read().ledger), ledger.allotted[namespace])
+        except errors.UnreadableLedger:
+            return False
+
+    def _take_back(self, name: str, namespaces: Iterable[str]) -> None:
+        """Lower the allotments of namespaces to what they need. Raises Conflict if a process raises one meanwhile."""
+        # The order is essential: read the ledger of the team, write those of the namespaces, then replace the version
+        # of the team's ledger that was read. So a raise that is under way fails, or makes this write fail.
+        stored = self._teams.read(name)
+        ledger = stored.ledger
+        if stored.version is None or ledger.closed:
+            return
+        for namespace in namespaces:
+            needed = self._needed(name, namespace)
+            if needed is not None and namespace in ledger.allotted:
+                ledger = rules.lowered(ledger, namespace, needed)
+        if ledger != stored.ledger:
+            self._write(name, ledger, stored)
+
+    def _needed(self, name: str, namespace: str) -> Allotted | None:
+        """Return what a namespace needs of a team's quota, after its ledger was written with no larger allotment.
+
+        Return None if the allotment must not change.
+        """
+        stored = self._store.stored(namespace)
+        if self._team_of(namespace) == name:
+            if stored is None and self._store.is_marked(namespace):
+                return None  # A lost ledger keeps its allotment until it is opened again.
+            if stored is None:
+                stored = self._store.open(namespace)
+                stored = self._store.write(namespace, stored.ledger, stored) if stored.opens else stored
+            # The pods of a ledger that was lost and opened again count in the team as before.
+            stored = self.place(namespace, stored)
+        if stored is None or name not in stored.ledger.allotments:
+            return {}
+        if stored.ledger.lost or stored.ledger.without_fill() is not stored.ledger:
+            return None
+        self._store.write(namespace, rules.shrunk(stored.ledger, name), stored)
+        return rules.needed(stored.ledger)
+
+
+def _names(known: NamedLedger, team: str) -> bool:
+    return f"{TEAM_PREFIX}{team}" in (known.config_map.metadata.labels or {})
+
+
+def is_short_of(team: Team, ledger: TeamLedger) -> bool:
+    """Return whether little of a limit of the team is not allotted, or whether many namespaces have an allotment."""
+    allotted = charges_by_model(each for charges in ledger.allotted.values() for each in charges.items())
+    within = all(_has_much_left(limit, allotted.get(model, Charge())) for model, limit in team.limits.items())
+    in_total = team.total is None or _has_much_left(team.total, total(allotted.values()))
+    return not (within and in_total) or len(ledger.allotted) > CROWDED
+
+
+def _has_much_left(limit: Limit, allotted: Charge) -> bool:
+    amounts = (limit.cores, allotted.cores), (limit.memory, allotted.memory_under(limit))
+    return all(most is None or SHORT_PART * (most - used) >= most for most, used in amounts)
