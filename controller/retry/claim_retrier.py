@@ -4,13 +4,15 @@ Kubernetes' claim controller creates claims from the templates that a pod names.
 waits longer, up to 16 minutes. A change of the pod makes it retry immediately, so this module annotates pods.
 """
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 
 import structlog
 
 from controller.pods import pod_path
+from controller.recount.team_usages import TeamUsages, team_in, team_key
 from controller.retry.rejected import LOOK_SECONDS, RejectedObject, rejected_by_events
-from controller.retry.retrier import REST_PER_SECOND, FreeQuota, has_free_cards, record_free, retry_patch
+from controller.retry.retrier import REST_PER_SECOND, FreeByModel, Rests, has_free_cards, record_free, retry_patch
 from controller.seen_events import CLAIM_REASON
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
@@ -48,45 +50,58 @@ _POD = Decoder(ClaimingPod)
 
 
 class ClaimRetrier:
-    """When the free quota of a namespace grows, retries the rejected claims of its pods, once for each pod.
+    """When the free quota of a namespace or team grows, retries the rejected claims of its pods, once for each pod.
 
     ``served``: returns True if the API server serves ResourceClaims.
     """
 
-    def __init__(self, kube: Kube, served: Callable[[], bool]) -> None:
+    def __init__(self, kube: Kube, served: Callable[[], bool], teams: TeamUsages | None = None) -> None:
+        self._teams = teams or TeamUsages()
+        self._rests = Rests(time.monotonic)
         self.reconciler = Reconciler("retry-claims", self._reconcile, failure="retry of rejected ResourceClaims failed")
         self._kube = kube
         self._served = served
-        self._free: dict[str, Mapping[str, FreeQuota]] = {}
+        self._free: dict[str, FreeByModel] = {}
         self._checked: dict[str, set[str]] = {}
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
-        """Record a namespace's free quota. If it has grown, queue a check of the namespace's pods that lack a claim."""
+        """Record the free quota of a namespace and its team. If it has grown, queue a check of pods without a claim."""
+        key, interval = namespace, None
         free, has_grown = record_free(self._free, namespace, use)
+        if use and use.team:
+            key, interval = team_key(use.team.name), self._teams.interval(use.team.name)
+            free, of_team_has_grown = record_free(self._free, key, use.team)
+            has_grown = has_grown or of_team_has_grown
         if has_grown:
-            self._checked[namespace] = set()
-            self.reconciler.queue.add(namespace)
+            self._checked[key] = set()
+            self.reconciler.queue.add(key, interval=interval)
         if not has_free_cards(free):
-            self._checked.pop(namespace, None)
+            self._checked.pop(key, None)
 
-    def _reconcile(self, namespace: str) -> float | None:
-        checked = self._checked.get(namespace)
+    def _reconcile(self, key: str) -> float | None:
+        checked, team = self._checked.get(key), team_in(key)
         if checked is None or not self._served():
             return None
-        try:
-            first = rejected_by_events(self._kube, namespace, CLAIM_REASON, ("Pod",), leave_out=checked)
-        except errors.ListOverdue as error:
-            # After a slow LIST, check other namespaces first. Kubernetes also retries by itself.
-            self._log.warning("rejected ResourceClaims not listed in time", namespace=namespace, reason=str(error))
-            self.reconciler.queue.retry(namespace, LOOK_SECONDS * REST_PER_SECOND)
-            return None
-        due = sorted(first, key=lambda pod: (first[pod], pod.name))
+        first: dict[tuple[str, RejectedObject], str] = {}
+        for namespace in [key] if team is None else self._rests.rested(self._teams.members(team)):
+            began = time.monotonic()
+            try:
+                found = rejected_by_events(self._kube, namespace, CLAIM_REASON, ("Pod",), leave_out=checked)
+                first |= {(namespace, pod): since for pod, since in found.items()}
+            except errors.ListOverdue as error:
+                # After a slow LIST, check other namespaces first. Kubernetes also retries by itself.
+                self._log.warning("rejected ResourceClaims not listed in time", namespace=namespace, reason=str(error))
+                if team is None:
+                    self.reconciler.queue.retry(key, LOOK_SECONDS * REST_PER_SECOND)
+                    return None
+            self._rests.measure(namespace, began)
+        due = sorted(first, key=lambda each: (first[each], each[1].name, each[0]))
         now = due[: min(MAX_AT_ONCE, MAX_WOKEN - len(checked))]
-        checked.update(pod.uid for pod in now)
+        checked.update(pod.uid for _, pod in now)
         # `MAX_AT_ONCE` limits the pods that one check reads, including pods that need no retry. So a tenant who forges
         # Events cannot delay the retries in other namespaces.
-        woken = [self._wake(namespace, pod) for pod in now]
+        woken = [self._wake(namespace, pod) for namespace, pod in now]
         if now and len(due) > len(now):
             return 0.0
         return NEXT_LOOK_SECONDS if any(woken) else None

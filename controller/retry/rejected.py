@@ -132,6 +132,10 @@ class RejectedOwner(msgspec.Struct, frozen=True):
     owner: Owner
     size: int = 0
 
+    @property
+    def namespace(self) -> str:
+        return self.path.partition("/namespaces/")[2].partition("/")[0]
+
     def is_of(self, kind: str, namespace: str) -> bool:
         return self.path.startswith(f"{_COLLECTIONS[kind].format(segment(namespace))}/")
 
@@ -195,22 +199,22 @@ def find_rejected(
     namespace: str,
     in_time: Callable[[], bool] = lambda: True,
     listed: Collection[str] = WITH_CONDITION,
-    judged: Collection[str] = (),
     *,
+    found: RejectedOwners | None = None,
     reports: Reports = may_pass_later,
 ) -> RejectedOwners:
     """Return the owners that still lack pods after a rejection that ``reports`` recognizes, by default one for quota.
 
     A kind in `WITH_CONDITION` (for example ReplicaSet) is listed if it is in ``listed``, or if an Event refers to an
     owner of this kind. An owner of another kind is read if an Event refers to it, while ``in_time`` returns True.
-    Undecodable owners are skipped. ``judged``: see `RejectedOwners`.
+    Undecodable owners are skipped. ``found``: the owners that were found before, to which the others are added.
 
     Raises ListOverdue if the LISTs take longer than `LOOK_SECONDS`.
     """
     until = time.monotonic() + LOOK_SECONDS
     reported = rejected_by_events(kube, namespace, REASON, _COLLECTIONS, reports=reports)
     kinds = [kind for kind in WITH_CONDITION if kind in listed or any(each.kind == kind for each in reported)]
-    found = RejectedOwners(judged)
+    found = RejectedOwners() if found is None else found
     by_condition = _rejected_by_condition(kube, namespace, kinds, until, reports)
     for rejected in itertools.chain(by_condition, _rejected_by_event(kube, namespace, reported, in_time)):
         if rejected.owner.missing:

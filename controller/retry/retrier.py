@@ -3,22 +3,28 @@
 After a change of the nodes' GPU models, owners also retry the pods that could use no GPU model. For example, the node
 of a DaemonSet's pod may have got its model label only after the pod was rejected.
 
+The namespaces of a team share quota. So when quota of a team becomes free, the owners of all its namespaces are checked
+together, and the owner that was rejected first retries first.
+
 After a rejection, Kubernetes' controller retries after up to 16 minutes (kubernetes/kubernetes#98656). A change
 of the owner makes the controller retry immediately. So this module sets an annotation that no other program reads.
 """
 
 import math
+import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 import structlog
 
-from controller.retry.rejected import LOOK_SECONDS, WITH_CONDITION, Owner, RejectedOwner, RejectedOwners, find_rejected
+from controller.recount.team_usages import TeamUsages, team_in, team_key
+from controller.retry.rejected import LOOK_SECONDS, WITH_CONDITION, RejectedOwner, RejectedOwners, find_rejected
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube, NodeInformer, QuotaInformer
-from vcuda.ledger.report import ModelUse, NamespaceUse
+from vcuda.ledger.report import ModelUse, NamespaceUse, TeamUse
 from vcuda.placement import placement
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota
@@ -78,29 +84,35 @@ class FreeQuota(msgspec.Struct, frozen=True):
         return self.cores > other.cores or (other.memory is not None and ours > other.memory)
 
 
+FreeByModel = Mapping[str, FreeQuota]
+
 ALL_MODELS = ""
 """The key for the free cards of all models together, in a mapping of free quota by model."""
 
 
 def record_free(
-    recorded: dict[str, Mapping[str, FreeQuota]], namespace: str, use: NamespaceUse | None
-) -> tuple[Mapping[str, FreeQuota], bool]:
-    """Record a namespace's free quota by model, and return it. The second value is True if a model, or all models
-    together, have more free quota than before."""
+    recorded: dict[str, FreeByModel], key: str, use: NamespaceUse | TeamUse | None
+) -> tuple[FreeByModel, bool]:
+    """Record the free quota of a namespace or team by model, and return it. The second value is True if a model, or all
+    models together, have more free quota than before."""
     free = {model.model: FreeQuota.of(model) for model in use.models} if use else {}
     if use and use.total:
         free[ALL_MODELS] = FreeQuota.of(use.total)
-    before = recorded.get(namespace, {})
+    before = recorded.get(key, {})
     unlimited = bool(free) and ALL_MODELS in before.keys() - free.keys()
     # Another thread may read the record at any time. So the record is replaced in one step.
     if free:
-        recorded[namespace] = free
+        recorded[key] = free
     else:
-        recorded.pop(namespace, None)
+        recorded.pop(key, None)
     return free, unlimited or any(each.exceeds(before.get(model, FreeQuota(0, 0))) for model, each in free.items())
 
 
-def has_free_cards(free: Mapping[str, FreeQuota]) -> bool:
+ALL_NAMESPACES = "*"
+"""The key for the free quota of a team, in a mapping by namespace."""
+
+
+def has_free_cards(free: FreeByModel) -> bool:
     """Return True if a model has free cards, and all models together have free cards too."""
     of_models = (each.cores for model, each in free.items() if model != ALL_MODELS)
     return any(of_models) and (ALL_MODELS not in free or free[ALL_MODELS].cores > 0)
@@ -121,51 +133,97 @@ def oldest_first(rejected: Iterable[RejectedOwner], judged: Collection[str] = ()
     return sorted(rejected, key=lambda each: (each.path in judged, each.since, each.path))
 
 
+class Room(NamedTuple):
+    """The free quota of a namespace or team, by model, with the limits to which it belongs."""
+
+    free: FreeByModel
+    limits: Mapping[str, Limit]
+
+    def takes(self, model: str, charge: Charge) -> bool:
+        keys = self.free.keys() & {model, ALL_MODELS}
+        return model in keys and all(self.free[key].takes(charge, self.limits[model]) for key in keys)
+
+    def without(self, model: str, charge: Charge) -> "Room":
+        less = {
+            key: self.free[key].without(charge, self.limits[model]) for key in (model, ALL_MODELS) if key in self.free
+        }
+        return self._replace(free={**self.free, **less})
+
+
 def select_retries(
     in_order: Iterable[RejectedOwner],
-    quota: NamespaceQuota,
-    free: Mapping[str, FreeQuota],
+    quotas: Mapping[str, NamespaceQuota],
+    rooms: Mapping[str, Room],
     nodes: Nodes,
     known: GpuResources = BUILT_IN,
 ) -> list[RejectedOwner]:
     """Return the owners that have free quota for at least one missing pod. Earlier owners take their quota first.
 
-    ``free``: the free quota of each model. A pod takes quota of the first of its models with enough free quota.
+    ``quotas``: the quota of each namespace. ``rooms``: the free quota of each namespace and, with the key
+    `ALL_NAMESPACES`, of their team. A pod takes quota of the first of its models with enough free quota.
     """
-    left = dict(free)
-    return [candidate for candidate in in_order if _take(candidate.owner, quota, left, nodes, known)]
+    left = dict(rooms)
+    chosen = []
+    for each in in_order:
+        pod = each.owner.spec.template
+        request = read_request(pod, known)
+        models = placement.find_candidates(pod, request, quotas[each.namespace], nodes).models
+        keys = [key for key in (each.namespace, ALL_NAMESPACES) if key in left]
+        if _take(each.owner.missing, {model: request.charge_on(model) for model in models}, left, keys):
+            chosen.append(each)
+    return chosen
 
 
-def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes: Nodes, known: GpuResources) -> bool:
-    """Subtract from the free quota ``left`` the charges of missing pods that fit. Return True if at least one fits."""
-    request = read_request(owner.spec.template, known)
-    models = placement.find_candidates(owner.spec.template, request, quota, nodes).models
+def _take(missing: int, charges: Mapping[str, Charge], left: dict[str, Room], keys: Collection[str]) -> bool:
+    """Subtract the charges of missing pods that fit from ``left``, under each of ``keys``. Return True if one fits.
+
+    ``charges``: the charge of a pod on each model that it may use.
+    """
     took = False
-    for _ in range(min(owner.missing, MAX_PODS)):
-        fitting = (
-            model
-            for model in models
-            if model in left
-            and all(
-                left[key].takes(request.charge_on(model), quota.limits[model])
-                for key in (model, ALL_MODELS)
-                if key in left
-            )
-        )
+    for _ in range(min(missing, MAX_PODS)):
+        fitting = (model for model in charges if all(left[key].takes(model, charges[model]) for key in keys))
         if (model := next(fitting, None)) is None:
             break
-        for key in left.keys() & {model, ALL_MODELS}:
-            left[key] = left[key].without(request.charge_on(model), quota.limits[model])
+        left.update({key: left[key].without(model, charges[model]) for key in keys})
         took = True
     return took
+
+
+class Rests:
+    """Namespaces with slow LISTs, which checks of their team leave out for some time. So they do not delay others."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until: dict[str, float] = {}
+
+    def rested(self, namespaces: Iterable[str]) -> list[str]:
+        """Return the namespaces that do not rest now."""
+        self._until = {name: until for name, until in self._until.items() if until > self._clock()}
+        return [name for name in namespaces if name not in self._until]
+
+    def measure(self, namespace: str, began: float) -> float:
+        """Let a namespace rest if its LISTs were slow. Return the seconds that they took; 0 if they were fast."""
+        spent = self._clock() - began
+        if spent <= BUDGET_SECONDS:
+            return 0.0
+        self._until[namespace] = self._clock() + spent * REST_PER_SECOND
+        return spent
 
 
 class Retrier:
     """Makes workloads with rejected pods retry when a usage report of their namespace shows more free quota."""
 
     def __init__(
-        self, kube: Kube, quota: QuotaInformer, nodes: NodeInformer, clock: Callable[[], float] = time.monotonic
+        self,
+        kube: Kube,
+        quota: QuotaInformer,
+        nodes: NodeInformer,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        teams: TeamUsages | None = None,
     ) -> None:
+        self._teams = teams or TeamUsages()
+        self._rests = Rests(clock)
         failure = "the controller could not check whether workloads were rejected"
         self.reconciler = Reconciler("retry", self._reconcile, failure=failure, clock=clock)
         # These checks have their own thread, because one change of a node causes a check of every limited namespace.
@@ -181,19 +239,25 @@ class Retrier:
         self._quota = quota
         self._nodes = nodes
         self._clock = clock
-        self._free: dict[str, Mapping[str, FreeQuota]] = {}
+        # `_free`: the free quota of each namespace, and of each team by its `team_key`.
+        self._free: dict[str, FreeByModel] = {}
         self._retried_at: dict[str, float] = {}
         self._listed: dict[str, tuple[float, Collection[str]]] = {}
         self._judged: dict[str, set[str]] = {}
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
-        """Record the free quota of a namespace. If it has grown, queue a check of its rejected workloads."""
+        """Record the free quota of a namespace and its team. If it has grown, queue a check of rejected workloads."""
         free, has_grown = record_free(self._free, namespace, use)
         if not free:
             self._listed.pop(namespace, None)
+        key, interval = namespace, None
+        if use and use.team:
+            key = team_key(use.team.name)
+            _, of_team_has_grown = record_free(self._free, key, use.team)
+            has_grown, interval = has_grown or of_team_has_grown, self._teams.interval(use.team.name)
         if has_grown:
-            self.reconciler.queue.add(namespace)
+            self.reconciler.queue.add(key, interval=interval)
 
     def models_changed(self, namespaces: Iterable[str]) -> None:
         """Queue checks of these namespaces for pods that could use no GPU model before nodes or the quota changed."""
@@ -215,47 +279,72 @@ class Retrier:
         quota = self._quota.current()
         return quota.for_namespace(namespace) if quota else None
 
-    def _reconcile(self, namespace: str) -> float | None:
-        limits = self._limits(namespace)
-        free = self._free.get(namespace, {})
-        judged = self._judged.pop(namespace, set())
-        if limits is None or not has_free_cards(free):
+    def _reconcile(self, key: str) -> float | None:
+        judged = self._judged.pop(key, set())
+        quotas, rooms = self._rooms(key)
+        if not quotas:
             return None
         started = self._clock()
-        try:
-            found = self._find(namespace, started, judged)
-        except errors.ListOverdue as error:
-            # After slow LISTs, check other namespaces first. Kubernetes also retries by itself.
-            self._log.warning("rejected workloads not listed in time", namespace=namespace, reason=str(error))
-            spent = self._clock() - started
-            self.reconciler.queue.retry(namespace, max(NEXT_LOOK_SECONDS, spent * REST_PER_SECOND))
-            return None
+        found, slow = self._find(quotas, started, judged)
         in_order = oldest_first(found.owners, judged)
         nodes, known = self._nodes.current(), self._quota.resources()
-        chosen = select_retries(self._in_time(in_order, judged), limits, free, nodes, known)
+        chosen = select_retries(self._in_time(in_order, judged), quotas, rooms, nodes, known)
         unjudged = {each.path for each in in_order} - judged
         if unjudged or not found.complete:
-            self._judged[namespace] = judged & found.paths
-            self._log.info("the next check handles the other workloads", namespace=namespace, count=len(unjudged))
+            self._judged[key] = judged & found.paths
+        if unjudged:
+            self._log.info("the next check handles the other workloads", namespace=key, count=len(unjudged))
         for rejected in chosen:
             if self._retried_at.get(rejected.path, -math.inf) + CREATION_TIMEOUT_SECONDS <= self._clock():
                 self._trigger(rejected)
         # Kubernetes' controllers need time to create pods. The next check sees the quota that these pods leave free.
         again = NEXT_LOOK_SECONDS if chosen or unjudged or not found.complete else None
-        spent = self._clock() - started
+        # A namespace of a team that was slow rests by itself, so that it does not delay the others.
+        spent = self._clock() - started - (slow if ALL_NAMESPACES in rooms else 0.0)
         if again and spent > BUDGET_SECONDS:
-            self.reconciler.queue.retry(namespace, max(again, spent * REST_PER_SECOND))
+            self.reconciler.queue.retry(key, max(again, spent * REST_PER_SECOND))
             return None
         return again
 
-    def _find(self, namespace: str, now: float, judged: Collection[str]) -> RejectedOwners:
+    def _rooms(self, key: str) -> tuple[Mapping[str, NamespaceQuota], Mapping[str, Room]]:
+        """Return the quota and the free quota of each namespace of a team, or of one namespace, if cards are free."""
+        team = team_in(key)
+        quotas: dict[str, NamespaceQuota] = {}
+        rooms: dict[str, Room] = {}
+        for namespace in [key] if team is None else self._rests.rested(self._teams.members(team)):
+            limits, free = self._limits(namespace), self._free.get(namespace, {})
+            if limits and has_free_cards(free) and (limits.team.name if limits.team else None) == team:
+                quotas[namespace], rooms[namespace] = limits, Room(free, limits.limits)
+                if limits.team:
+                    rooms[ALL_NAMESPACES] = Room(self._free.get(key, {}), limits.team.limits)
+        is_full = ALL_NAMESPACES in rooms and not has_free_cards(rooms[ALL_NAMESPACES].free)
+        return ({}, {}) if is_full else (quotas, rooms)
+
+    def _find(self, namespaces: Collection[str], now: float, judged: Collection[str]) -> tuple[RejectedOwners, float]:
+        """Return the owners with rejected pods, and the seconds that slow namespaces took."""
+        found, in_time, slow = RejectedOwners(judged), self._budget(), 0.0
+        # Look at the namespaces in random order. If one check has no time for all of them, later checks look at others.
+        for number, namespace in enumerate(random.sample(sorted(namespaces), len(namespaces))):
+            if number and not in_time():
+                found.complete = False
+                break
+            began = self._clock()
+            try:
+                self._find_in(namespace, now, found)
+            except errors.ListOverdue as error:
+                # After slow LISTs, check other namespaces first. Kubernetes also retries by itself.
+                found.complete = False
+                self._log.warning("rejected workloads not listed in time", namespace=namespace, reason=str(error))
+            slow += self._rests.measure(namespace, began)
+        return found, slow
+
+    def _find_in(self, namespace: str, now: float, found: RejectedOwners) -> None:
         at, kinds = self._listed.get(namespace, (-math.inf, ()))
         if now - at >= LISTED_EVERY_SECONDS:
             at, kinds = now, WITH_CONDITION
-        found = find_rejected(self._kube, namespace, self._budget(), kinds, judged)
+        find_rejected(self._kube, namespace, self._budget(), kinds, found=found)
         left = [kind for kind in WITH_CONDITION if any(each.is_of(kind, namespace) for each in found.owners)]
         self._listed[namespace] = at, left
-        return found
 
     def _budget(self) -> Callable[[], bool]:
         deadline = self._clock() + BUDGET_SECONDS

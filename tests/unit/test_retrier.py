@@ -50,7 +50,8 @@ def chosen(free: Mapping[str, int | FreeQuota], *owners: Owner, quota: Namespace
     """Return the indexes of the owners that may retry. ``owners`` are ordered by the age of their rejections."""
     rejected = [RejectedOwner(str(index), f"2026-01-01T00:00:0{index}Z", each) for index, each in enumerate(owners)]
     in_order = retries.oldest_first(reversed(rejected))
-    return [int(each.path) for each in retries.select_retries(in_order, quota, rooms(free), NODES)]
+    rooms_of = {"": retries.Room(rooms(free), quota.limits)}
+    return [int(each.path) for each in retries.select_retries(in_order, {"": quota}, rooms_of, NODES)]
 
 
 # Tests of the time at which a workload's pod was rejected
@@ -110,7 +111,8 @@ def test_a_workload_retries_when_the_last_slice_of_a_card_is_free() -> None:
 
 def test_the_free_quota_is_not_modified() -> None:
     free = {"M40": FreeQuota(300)}
-    assert retries.select_retries([RejectedOwner("a", "", owner())], QUOTA, free, NODES)
+    left = {"": retries.Room(free, QUOTA.limits)}
+    assert retries.select_retries([RejectedOwner("a", "", owner())], {"": QUOTA}, left, NODES)
     assert free == {"M40": FreeQuota(300)}
 
 
