@@ -97,7 +97,8 @@ class UsageCollector(Collector):
         by_model = {name: GaugeMetricFamily(name, text, labels=["namespace", "model"]) for name, text in _BY_MODEL}
         by_namespace = {name: GaugeMetricFamily(name, text, labels=["namespace"]) for name, text in _BY_NAMESPACE}
         ages = self.reservation_ages()
-        for namespace, use in self.reports().items():
+        uses = self.reports()
+        for namespace, use in uses.items():
             by_namespace["vcuda_quota_unpinned_pods"].add_metric([namespace], len(use.unpinned))
             by_namespace["vcuda_quota_taking_effect"].add_metric([namespace], use.taking_effect)
             by_namespace["vcuda_quota_ledger_lost"].add_metric([namespace], use.ledger_lost)
@@ -111,7 +112,18 @@ class UsageCollector(Collector):
                 for name, figure in _model_figures(model).items():
                     if figure is not None:
                         by_model[name].add_metric([namespace, model.model], figure)
-        return [*by_model.values(), *by_namespace.values()]
+        return [*by_model.values(), *by_namespace.values(), *_of_teams(uses.values())]
+
+
+def _of_teams(uses: Iterable[NamespaceUse]) -> Iterable[Metric]:
+    by_team = {name: GaugeMetricFamily(name, text, labels=["team", "model"]) for name, text in _BY_TEAM}
+    for team in {use.team.name: use.team for use in uses if use.team}.values():
+        for each in team.limits:
+            figures = _model_figures(each)
+            for name, family in by_team.items():
+                if (figure := figures[name.replace("_team_", "_")]) is not None:
+                    family.add_metric([team.name, each.model], figure)
+    return by_team.values()
 
 
 _BY_MODEL = (
@@ -125,6 +137,12 @@ _BY_MODEL = (
     ("vcuda_quota_pending_cards", "Cards of admitted pods that the controller has not seen stored yet."),
     ("vcuda_quota_terminating_cards", "Cards of deleted pods whose containers may still run."),
     ("vcuda_quota_reserved_cards", "Cards that webhook replicas have reserved to admit pods."),
+)
+_BY_TEAM = (
+    ("vcuda_quota_team_limit_cards", "The limit of a team in cards. The model `total` is the limit of all models."),
+    ("vcuda_quota_team_used_cards", "Cards that the namespaces of a team use together."),
+    ("vcuda_quota_team_limit_memory_bytes", "The memory limit of a team, if the memory of the model is limited."),
+    ("vcuda_quota_team_used_memory_bytes", "Memory that the namespaces of a team use together, if it is limited."),
 )
 _BY_NAMESPACE = (
     (

@@ -14,7 +14,7 @@ from controller.plugin.kubectl import Kubectl
 from controller.plugin.output import OUTPUTS, WIDE, Target, output_option, show, warn
 from controller.plugin.published import EVERY_REPORT, SpoiltReport, published_of, read_report
 from controller.plugin.rejections import read_rejections
-from controller.plugin.usage_table import holder_rows, total_rows, total_warnings, use_rows
+from controller.plugin.usage_table import by_team, group_rows, holder_rows, total_rows, total_warnings
 from controller.plugin.why import explain_why, parse_object, why_lines
 from vcuda import __version__, cli, errors
 from vcuda.cli import FAILED
@@ -78,6 +78,9 @@ def main(
     FREE is the unused part of a limit, never less than 0. With -A, the rows `total` add up each model over all
     namespaces. Limits may add up to more cards than the nodes have, and so may FREE.
 
+    If the namespace is in a team, more rows show the usage and the limits of the team. The usage of other namespaces is
+    one number. The figures of a team are a few seconds old.
+
     \b
     Examples:
       kubectl gpuquota
@@ -131,7 +134,7 @@ def _looks(look: Callable[[], list[NamespaceUse]]) -> Iterator[list[NamespaceUse
 
 def _show_uses(uses: list[NamespaceUse], output: str) -> None:
     heading = ("NAMESPACE", "MODEL", "USED", "FREE", "LIMIT", "", "PENDING", "MEMORY MiB", "RESERVED", "GRANTED")
-    rows = [*(row for use in uses for row in use_rows(use)), *total_rows(uses)]
+    rows = [*(row for group in by_team(uses) for row in group_rows(group)), *total_rows(uses)]
     # Leave out the last two columns, RESERVED and GRANTED, if they are empty, as they normally are.
     shown = [at for at in range(len(heading)) if at < RESERVED or any(row[at] not in ("", "0") for row in rows)]
     show(uses, output, *(tuple(row[at] for at in shown) for row in (heading, *rows)))

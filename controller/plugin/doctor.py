@@ -30,8 +30,9 @@ from controller.recount import labels
 from vcuda import errors
 from vcuda.cli import whole_units
 from vcuda.kube.ledger_store import ledger_name
-from vcuda.ledger.ledger import OtherFormat, read_ledger
+from vcuda.ledger.text import OtherFormat, read_ledger
 from vcuda.placement.missing_models import model_warnings
+from vcuda.quota.terms import team_path
 from vcuda.quota.values import listed
 from vcuda.registration import DECLARED, summarize_missing
 
@@ -282,7 +283,7 @@ def _quota(seen: Installation) -> Iterator[Defect | str]:
         if each.metrics.get("vcuda_quota_config_valid") == 0:
             text = f"pod {each.pod} uses an older quota, because it finds {where} malformed"
             yield Defect(text, seen.kubectl(f"logs {each.pod}"))
-    limited = listed([*config.quota.entries], MAX_NAMES)
+    limited = listed([name.replace(team_path(""), "team ") for name in config.quota.entries], MAX_NAMES)
     version = f"resourceVersion {config.quota.version}"
     yield f"{where} is in force, last changed at {seen.quota_changed()} ({version}). It limits {limited}"
 

@@ -205,12 +205,15 @@ def _model_cards(
 
 
 def _entries_in_force(kube: Kube, quota: Quota) -> Iterator[NamespaceQuota]:
-    """Yield the quota of each namespace. The entry "*" counts once for each existing namespace that it limits."""
+    """Yield the quota of each namespace and team. The limits of a team count once, whatever its members are. The entry
+    "*" counts once for each existing namespace that it limits."""
+    for team in quota.teams:
+        yield quota.of_team(team)
     names = {*quota.namespaces}
     if quota.default:
         names.update(_each(kube, "/api/v1/namespaces", lambda raw: _OBJECT.decode(raw).metadata.name))
     for name in names:
-        if entry := quota.for_namespace(name):
+        if (entry := quota.for_namespace(name)) and not entry.team:
             yield entry
 
 

@@ -1,10 +1,14 @@
 """The rows of the tables in which ``kubectl gpuquota`` prints the published usage."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
 from vcuda.quota.model import CORES_PER_CARD, Mode
+
+TEAM = "team "
+"""The beginning of a team's name in the first column. No namespace has a name with a space."""
 
 BAR = 20
 """The width, in characters, of the bar that shows the used share of a limit."""
@@ -14,9 +18,10 @@ def use_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
     """Yield a table row for each GPU model of a namespace, and for all models together if the quota limits them. If the
     namespace has no model, yield one row.
 
-    The first column has the namespace's name, followed by notes in parentheses, such as the mode.
+    The first column has the namespace's name, followed by notes in parentheses, such as the team and the mode.
     """
     found = {
+        f"{TEAM}{use.team.name}" if use.team else "": use.team is not None,
         use.mode: use.mode != Mode.ENFORCE,
         "not in effect": bool(use.unregistered),
         "taking effect": use.taking_effect and not use.unregistered,
@@ -25,32 +30,60 @@ def use_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
     notes = ", ".join(note for note, holds in found.items() if holds)
     namespace = f"{use.namespace} ({notes})" if notes else use.namespace
     for each in use.limits:
-        figures = (each.used, each.available, each.limit, each.pending, each.reserved)
-        used, free, limit, pending, reserved = ("" if cards is None else f"{cards:g}" for cards in figures)
-        pending += f" ({each.terminating:g} terminating)" if each.terminating else ""
-        memory = "" if each.memory_limit is None else f"{each.memory_used} of {each.memory_limit}"
-        reserved += f" ({each.memory_reserved} MiB)" if each.memory_reserved else ""
-        shown = (
-            bar(each.memory_used or 0, each.memory_limit or 0, each.memory_reserved)
-            if each.limit is None
-            else bar(each.used, each.limit, each.reserved)
-        )
-        granted = ", ".join(
-            f"{f'{grant.memory} MiB' if grant.cards is None else f'{grant.cards:g}'} until {grant.until}"
-            for grant in each.grants
-        )
-        yield (namespace, each.model, used, free, limit, shown, pending, memory, reserved, granted)
+        yield _row(namespace, each)
     if not use.models:
         yield (namespace, "no GPU", *[""] * 8)
 
 
+def group_rows(uses: Sequence[NamespaceUse]) -> Iterator[tuple[str, ...]]:
+    """Yield the table rows of one namespace, or of namespaces of one team and of the team.
+
+    If there is one namespace, the rows of the team also have the cards that its other namespaces use, as one number.
+    """
+    for use in uses:
+        yield from use_rows(use)
+    if team := uses[0].team:
+        for each in team.limits:
+            name, model, used, *rest = _row(f"{TEAM}{team.name}", each)
+            others = f" ({uses[0].used_by_others(each):g} by others)" if len(uses) == 1 else ""
+            yield (name, model, f"{used}{others}", *rest)
+
+
+def by_team(uses: Iterable[NamespaceUse]) -> list[list[NamespaceUse]]:
+    """Return the namespaces of each team together, and each other namespace by itself."""
+
+    def key(use: NamespaceUse) -> tuple[str, bool, str]:
+        return (use.team.name, True, "") if use.team else (use.namespace, False, use.namespace)
+
+    return [[*group] for _, group in itertools.groupby(sorted(uses, key=lambda use: (key(use), use.namespace)), key)]
+
+
+def _row(name: str, each: ModelUse) -> tuple[str, ...]:
+    figures = (each.used, each.available, each.limit, each.pending, each.reserved)
+    used, free, limit, pending, reserved = ("" if cards is None else f"{cards:g}" for cards in figures)
+    pending += f" ({each.terminating:g} terminating)" if each.terminating else ""
+    memory = "" if each.memory_limit is None else f"{each.memory_used} of {each.memory_limit}"
+    reserved += f" ({each.memory_reserved} MiB)" if each.memory_reserved else ""
+    shown = (
+        bar(each.memory_used or 0, each.memory_limit or 0, each.memory_reserved)
+        if each.limit is None
+        else bar(each.used, each.limit, each.reserved)
+    )
+    granted = ", ".join(
+        f"{f'{grant.memory} MiB' if grant.cards is None else f'{grant.cards:g}'} until {grant.until}"
+        for grant in each.grants
+    )
+    return (name, each.model, used, free, limit, shown, pending, memory, reserved, granted)
+
+
 def total_rows(uses: Sequence[NamespaceUse]) -> Iterator[tuple[str, ...]]:
-    """Yield a table row with the total of each GPU model that more than one namespace has.
+    """Yield a table row with the total of each GPU model that more than one namespace has. The limit of a team counts
+    once, and the limits of its namespaces do not.
 
     If a namespace limits only the memory of the model, the total has no limit in cards.
     """
     for name, group in _by_model(uses):
-        if len(group) > 1:
+        if _is_total(group):
             found = [each for _, each in group]
             used, pending = sum(each.used for each in found), sum(each.pending for each in found)
             free, limit = sum(each.available or 0 for each in found), sum(each.limit or 0 for each in found)
@@ -64,7 +97,7 @@ def total_warnings(uses: Sequence[NamespaceUse]) -> Iterator[str]:
     """Yield a warning for each row of `total_rows` that has no limit."""
     for name, group in _by_model(uses):
         by_memory = [namespace for namespace, each in group if each.limit is None]
-        if by_memory and len(group) > 1:
+        if by_memory and _is_total(group):
             yield (
                 f"the row total of {name} shows no limit and no free cards, because these namespaces limit only "
                 f"its memory: {', '.join(by_memory)}"
@@ -72,9 +105,23 @@ def total_warnings(uses: Sequence[NamespaceUse]) -> Iterator[str]:
 
 
 def _by_model(uses: Sequence[NamespaceUse]) -> Iterator[tuple[str, list[tuple[str, ModelUse]]]]:
-    pairs = sorted(((use.namespace, each) for use in uses for each in use.models), key=lambda pair: pair[1].model)
+    pairs = sorted(_shares(uses), key=lambda pair: pair[1].model)
     for name, group in itertools.groupby(pairs, key=lambda pair: pair[1].model):
         yield name, [*group]
+
+
+def _shares(uses: Sequence[NamespaceUse]) -> Iterator[tuple[str, ModelUse]]:
+    """Yield the usage of each namespace, and the limits of each team, by model."""
+    for group in by_team(uses):
+        team = group[0].team
+        for use in group:
+            yield from ((use.namespace, replace(each, limit=0, available=0) if team else each) for each in use.models)
+        if team:
+            yield from ((f"{TEAM}{team.name}", replace(each, used=0, pending=0, reserved=0)) for each in team.models)
+
+
+def _is_total(group: Sequence[tuple[str, ModelUse]]) -> bool:
+    return sum(not name.startswith(TEAM) for name, _ in group) > 1
 
 
 def holder_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:

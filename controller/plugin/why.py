@@ -60,12 +60,16 @@ class Missing:
 
     ``needed``: the missing cards, or the missing MiB if ``of_memory``; None if the request is larger than the limit.
     ``held_by``: the pods and claims of the namespace that are charged for the model, the largest first.
+    ``team``: the team whose limit is exceeded; empty if it is the limit of the namespace. ``others``: the cards that
+    other namespaces of the team use.
     """
 
     model: str
     needed: float | None
     of_memory: bool
     held_by: tuple[PodUse, ...]
+    team: str = ""
+    others: float = 0
 
     def sentence(self) -> str:
         model = "any GPU model" if self.model == TOTAL else self.model
@@ -271,8 +275,10 @@ def _missing(shortage: MissingQuota, use: NamespaceUse | None) -> Missing:
     models = use.models if use else ()
     pods = (pod for each in models if shortage.model in (each.model, TOTAL) for pod in each.pods)
     held_by = tuple(sorted(pods, key=lambda pod: -pod.cores))
-    needed = shortage.needed
-    return Missing(shortage.model, needed, shortage.of_memory, held_by if needed is not None else ())
+    needed, limits = shortage.needed, use.team.limits if use and use.team and shortage.team else ()
+    others = (use.used_by_others(each) for each in limits if use and each.model == shortage.model)
+    own = held_by if needed is not None else ()
+    return Missing(shortage.model, needed, shortage.of_memory, own, shortage.team, next(others, 0))
 
 
 def why_lines(why: Why) -> Iterator[str]:
@@ -293,5 +299,7 @@ def why_lines(why: Why) -> Iterator[str]:
         rows = [(f"  {kind}", *cells) for kind, *cells in map(holder_cells, missing.held_by)]
         if rows:
             yield from aligned([("  HELD BY", "NAME", "CARDS", "MEMORY MiB"), *rows])
+        if missing.others:
+            yield f"  other namespaces of team {missing.team} use {missing.others:g} cards"
     for hint in why.hints:
         yield from ("", hint)

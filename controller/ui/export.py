@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from controller.ui.document import Holder
-from vcuda.ledger.report import NamespaceUse
+from vcuda.ledger.report import ModelUse, NamespaceUse, TeamUse
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 """A spreadsheet may execute a cell that begins with one of these characters as a formula (OWASP, CSV Injection)."""
@@ -21,18 +21,34 @@ Cell = str | float | None
 
 
 def usage_csv(uses: Iterable[NamespaceUse]) -> str:
-    """Return a line for each GPU model of each namespace. A namespace without any model has one line, too."""
-    names = ("namespace", "mode", "model", *FIGURES, *(f"total_{name}" for name in OF_TOTAL))
+    """Return a line for each GPU model of each namespace and team. A namespace without any model has one line, too.
+
+    The lines of a team have its name, and no namespace and mode.
+    """
+    names = ("namespace", "team", "mode", "model", *FIGURES, *(f"total_{name}" for name in OF_TOTAL))
     return _csv(names, _usage_lines(uses))
 
 
 def _usage_lines(uses: Iterable[NamespaceUse]) -> Iterator[Sequence[Cell]]:
+    teams: dict[str, TeamUse] = {}
     for use in uses:
-        together = [getattr(use.total, name, None) for name in OF_TOTAL]
+        team = use.team.name if use.team else ""
+        teams |= {team: use.team} if use.team else {}
+        together = _totals(use)
         for each in use.models:
-            yield (use.namespace, use.mode, each.model, *(getattr(each, name) for name in FIGURES), *together)
+            yield (use.namespace, team, use.mode, each.model, *_figures(each), *together)
         if not use.models:
-            yield (use.namespace, use.mode, "", *[None] * len(FIGURES), *together)
+            yield (use.namespace, team, use.mode, "", *[None] * len(FIGURES), *together)
+    for name, of_team in sorted(teams.items()):
+        yield from (("", name, "", each.model, *_figures(each), *_totals(of_team)) for each in of_team.models)
+
+
+def _figures(use: ModelUse) -> Iterator[Cell]:
+    return (getattr(use, name) for name in FIGURES)
+
+
+def _totals(use: NamespaceUse | TeamUse) -> Sequence[Cell]:
+    return [getattr(use.total, name, None) for name in OF_TOTAL]
 
 
 def holders_csv(holders: Iterable[Holder]) -> str:

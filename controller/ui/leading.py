@@ -190,8 +190,11 @@ def cluster_cards(
     """
     used: dict[str, float] = dict.fromkeys(cards, 0.0)
     limits: dict[str, float] = {}
-    for within, model in ((each, model) for each in uses.values() for model in each.models):
+    # The namespaces of a team share its limits, so these count once.
+    limited = {use.team.name if use.team else (use.namespace,): use.team or use for use in uses.values()}
+    for model in (model for use in (*uses.values(), *limited.values()) for model in use.models):
         used.setdefault(model.model, 0.0)
+    for within, model in ((each, model) for each in limited.values() for model in each.models):
         limit = (model.memory_limit or 0) / model.card_memory if model.limit is None else model.limit
         most = limit if within.total is None else min(limit, within.total.limit or 0)
         limits[model.model] = limits.get(model.model, 0.0) + most

@@ -13,9 +13,8 @@ import msgspec
 from vcuda.allocations.given_cards import find_other_card
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod
-from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.placement.nodes import Nodes
-from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, cards, fits, mebibytes, total
+from vcuda.quota.model import NO_LIMIT, Charge, Limit, Mode, NamespaceQuota, cards, fits, mebibytes, total
 from vcuda.quota.terms import TOTAL
 
 StoredObject = StoredPod | StoredClaim

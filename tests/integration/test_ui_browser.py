@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -11,6 +12,7 @@ from controller.ui.document import Holder
 from examples.usage import Sample, ago, model_use, namespace_use
 from tests.browser import BORDER, CONTRASTS, DISCERNIBLE, NARROW, READABLE, WIDE, Tab, tab
 from tests.integration.pages import Served, cell
+from vcuda.ledger.report import TeamUse
 
 pytestmark = pytest.mark.slow
 
@@ -151,6 +153,25 @@ def test_a_new_pod_shows_on_the_page_of_its_namespace(opened: Tab, leader: Serve
     expect(row).to_contain_text("not placed yet")
     leader.sample.holders["robotics"] = (Holder("pod", "walker-0", "V100", 2.5, 0, "gpu-v100-3", ago(seconds=4)),)
     expect(row).to_contain_text("gpu-v100-3")
+
+
+def test_the_namespaces_of_a_team_are_listed_after_the_limits_of_the_team(
+    browser: Browser, served: Callable[[Sample], Served]
+) -> None:
+    team = TeamUse("vision", (model_use("T4", 8, 6),))
+    uses = {
+        name: replace(namespace_use(name, model_use("T4", 8, used)), team=team) for name, used in (("a", 5), ("z", 1))
+    }
+    leader = served(Sample({**uses, "b": namespace_use("b", model_use("T4", 2))}))
+    with tab(browser) as opened:
+        page = opened.open(leader.url)
+        rows = page.locator("#rows > tr > th").all_inner_texts()
+        assert [" ".join(row.split()) for row in rows] == ["b", "team vision", "ateam vision", "zteam vision"]
+        expect(cell(page, "team vision", "T4")).to_have_text("6 of 8")
+        page = opened.open(f"{leader.url}namespaces/a")
+        tile = page.get_by_role("listitem").filter(has_text="T4 in team vision")
+        expect(tile).to_contain_text("6 of 8")
+        expect(tile).to_contain_text("1 card used by other namespaces")
 
 
 def test_pods_can_be_sorted_and_searched(opened: Tab, leader: Served) -> None:

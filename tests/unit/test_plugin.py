@@ -197,7 +197,7 @@ def test_data_have_every_field_even_at_its_default(cluster: Cluster, output: str
         "unstored": 0,
     }
     states = {"taking_effect": False, "unregistered": "", "ledger_lost": False}
-    none = {"unpinned": [], "more_unpinned": 0, **states, "warnings": [], "total": None}
+    none = {"unpinned": [], "more_unpinned": 0, **states, "warnings": [], "total": None, "team": None}
     assert read(run("-n", "team-a", "-o", output).stdout) == [
         {"namespace": "team-a", "mode": "enforce", "models": [{**M40, **absent}], **none}
     ]

@@ -293,6 +293,18 @@ def test_the_entry_for_all_namespaces_is_promised_once_for_each_namespace_that_i
     assert models()["A100"]["promised"] == 4 + 2
 
 
+def test_the_cards_of_a_team_are_promised_once_for_all_its_members(cluster: Cluster) -> None:
+    """The limit of a member's own entry is a part of the team's limit. The entry "*" does not apply to members."""
+    store_quota(
+        cluster,
+        '{"*": {quota: {A100: 1}}, team-a: {quota: {A100: 4}}}',
+        gpu_teams="vision: {namespaces: [team-a, 'team-b*'], quota: {A100: 6}}",
+    )
+    for name in ("team-a", "team-b", "team-b2", "team-c", "kube-system"):
+        cluster.store(f"/api/v1/namespaces/{name}", {"metadata": {"name": name}})
+    assert models()["A100"]["promised"] == 6 + 1
+
+
 def test_a_limit_above_the_total_of_its_namespace_promises_only_the_total(cluster: Cluster) -> None:
     store_quota(cluster, "{team-a: {total: 6, quota: {A100: 8, T4: 4}}, team-b: {quota: {A100: 2}}}")
     assert {name: each["promised"] for name, each in models().items()} == {"A100": 6 + 2, "T4": 4}

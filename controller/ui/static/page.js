@@ -80,7 +80,8 @@ function age(time, after = "") {
 const used = (part, limit) => (limit ? part / limit : part ? 2 : 0); // any usage of a limit of 0 is over the limit
 const isBlocked = (use) => (use.limit ?? use.memory_limit) === 0 && !use.used;
 const limits = (use) => (use.total ? [...use.models, use.total] : use.models);
-const isFull = (use) => limits(use).some((each) => each.used && fullness(each) >= 1);
+const shared = (use) => (use.team ? limits(use.team) : []);
+const isFull = (use) => [...limits(use), ...shared(use)].some((each) => each.used && fullness(each) >= 1);
 
 function fullness(use) {
   const cards = use.limit === null ? 0 : used(use.used, use.limit);
@@ -124,7 +125,10 @@ const LOST = "No GPU pod is admitted for about a minute and a half, until every 
   + " is stored or can no longer be stored";
 const UNPINNED = "Pods that are not charged, because neither they nor their nodes have a known GPU model";
 
+const TEAM = "The namespaces of a team share its limits";
+
 const notes = (use) => [
+  use.team && tag(`team ${use.team.name}`, TEAM),
   use.mode === "warn" && tag("warn", "A pod over quota is admitted, and its owner is warned"),
   use.mode === "audit" && tag("audit", "A pod over quota is admitted, and only recorded"),
   use.unregistered && tag("not in effect", use.unregistered, true),
@@ -183,7 +187,8 @@ function compare(one, other, down) {
 
 function table(kind, caption, rows, columns, first, nouns, rowOf) {
   const words = search.value.toLowerCase().split(/\s+/);
-  const found = rows.filter((row) => words.every((word) => row.key.toLowerCase().includes(word)));
+  const texts = (row) => `${row.key} ${row.team?.name ?? ""}`.toLowerCase();
+  const found = rows.filter((row) => words.every((word) => texts(row).includes(word)));
   const query = new URLSearchParams(location.search);
   const column = columns.find((each) => each.key === query.get("sort"));
   const now = column ? { key: column.key, down: query.get("order") === "desc" } : first;
@@ -258,19 +263,24 @@ function tile(model) {
 
 function heat() {
   const byName = (use) => new Map(limits(use).map((each) => [each.model, each]));
-  const uses = figures.namespaces.map((use) => ({ ...use, key: use.namespace, of: byName(use) }));
+  const teams = new Map(figures.namespaces.filter((use) => use.team).map(({ team }) => [team.name, team]));
+  const uses = [
+    ...figures.namespaces.map((use) => ({ ...use, key: use.namespace, of: byName(use) })),
+    ...[...teams.values()].map((team) => ({ ...team, key: `team ${team.name}`, of: byName(team), isTeam: true })),
+  ];
   const names = [...new Set([...uses.flatMap((use) => [...use.of.keys()]), ...figures.models.map((each) => each.model)])];
   names.sort((one, other) => compare([one.toLowerCase()], [other.toLowerCase()]));
   const cards = (use) => (use ? [use.used, fullness(use)] : []);
   const columns = [
-    { key: "name", label: "Namespace", value: (use) => [use.key] },
+    { key: "name", label: "Namespace", value: (use) => (use.isTeam ? [use.name, 0] : [use.team?.name ?? use.key, 1, use.key]) },
     { key: "fullest", label: "Fullest limit", value: (use) => cards(fullest(use)).reverse() },
     ...names.map((name) => ({ key: `model.${name}`, label: name, value: (use) => cards(use.of.get(name)) })),
   ];
   const caption = "Cards used of each namespace's limit, by model. A namespace without a figure may not use that model.";
-  const rowOf = (use) => row(use.key, [link(pathOf(use.key), use.key), notes(use)], cell("Fullest limit", "sum", share(use)),
+  const head = (use) => (use.isTeam ? bold(use.key) : [link(pathOf(use.key), use.key), notes(use)]);
+  const rowOf = (use) => row(use.key, head(use), cell("Fullest limit", "sum", share(use)),
     names.map((name) => amount(name, use.of.get(name))));
-  return [table("heat", caption, uses, columns, { key: "name" }, ["namespace", "namespaces"], rowOf), files(`${root}usage`)];
+  return [table("heat", caption, uses, columns, { key: "name" }, teams.size ? ["namespace or team", "namespaces and teams"] : ["namespace", "namespaces"], rowOf), files(`${root}usage`)];
 }
 
 function amount(name, use) {
@@ -305,7 +315,9 @@ function namespacePage() {
   byId("rows-title").textContent = "Pods and claims";
   document.title = `${here} · GPU quota`;
   put("lead", make("p", { class: "lead" }, use ? own(use) : "This namespace has no GPU quota: its pods and claims are not limited."));
-  put("models", use && (use.models.length ? make("ul", { class: "tiles" }, limits(use).map(ownTile))
+  const others = (each) => sum([each.used, ...use.models.filter((own) => [own.model, "total"].includes(each.model)).map((own) => -own.used)]);
+  const tiles = () => [limits(use).map((each) => ownTile(each)), shared(use).map((each) => ownTile(each, use.team.name, Math.max(others(each), 0)))];
+  put("models", use && (use.models.length ? make("ul", { class: "tiles" }, tiles())
     : empty("The quota of this namespace lists no model, so no pod here may use a GPU.")));
   put("table", holders.items.length ? pods() : empty("No pod or claim here holds a card."));
   put("rejections", rejections(figures.rejections?.filter((each) => each.namespace === here)));
@@ -319,22 +331,24 @@ function own(use) {
     total("reserved") && `, ${number(total("reserved"))} reserved`, ". ", notes(use)];
 }
 
-function ownTile(use) {
+// `team`: the name of the team, if the tile shows a limit of the team. `others`: the cards that its other namespaces use
+function ownTile(use, team, others) {
   const left = free(figures.models.find((each) => each.model === use.model));
   const cards = use.limit !== null;
   const text = cards ? number : memory;
   const [part, limit, pending, reserved] = cards ? [use.used, use.limit, use.pending, use.reserved]
     : [use.memory_used, use.memory_limit, 0, use.memory_reserved];
   const over = part > limit ? make("span", { class: "warm" }, `${text(part - limit)} over the limit`)
-    : `${text(Math.max(limit - part - reserved, 0))} available`;
-  return make("li", { class: "tile" }, make("h3", {}, use.model),
+    : `${text(cards ? use.available : Math.max(limit - part - reserved, 0))} available`;
+  return make("li", { class: "tile" }, make("h3", {}, team ? `${use.model} in team ${team}` : use.model),
     isBlocked(use) ? [big("", "blocked"), quiet("the limit is 0")] : [
       big(text(part), ` of ${text(limit)}`), bar(part, pending, limit, reserved),
       quiet(over, pending && `, ${text(pending)} pending`, reserved && [", ", make("span", { title: RESERVED }, `${text(reserved)} reserved`)]),
       !cards && quiet(`${plural(use.used, "card", "cards")} charged; a whole card takes ${memory(use.card_memory)}`),
       cards && use.memory_limit !== null && quiet(`memory: ${memory(use.memory_used)} of ${memory(use.memory_limit)}`)],
     use.grants.map((grant) => quiet(`${granted(grant)} of these until ${grant.until}${grant.why && `: ${grant.why}`}`)),
-    use.model !== "total" && quiet(left === null ? "free in the cluster: not known" : `${number(left)} free in the cluster`));
+    team ? quiet(`${plural(others, "card", "cards")} used by other namespaces`)
+      : use.model !== "total" && quiet(left === null ? "free in the cluster: not known" : `${number(left)} free in the cluster`));
 }
 
 function pods() {
