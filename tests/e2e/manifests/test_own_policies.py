@@ -16,6 +16,7 @@ from tests.e2e.quota_config import QuotaConfigMap
 from tests.e2e.workloads import workload
 from tests.processes import eventually
 from tests.rendered import BASE, rendered
+from tests.tables import cases
 from tools.chart.names import Names, rename
 from vcuda.placement.device_plugins import DISCOVERED
 
@@ -51,6 +52,26 @@ def test_a_quota_is_not_deleted_by_any_way_until_its_document_is_empty(admin: Cl
     quota.delete()
     assert admin.rest.send("GET", quota.path).status == HTTPStatus.NOT_FOUND
     quota.write(LIMITING).ok()
+
+
+TEAM = "vision: {namespaces: [team-a], quota: {M40: 2}}"
+
+
+@cases(
+    "data, allowed",
+    a_team=({"gpu_quota": "{}", "gpu_teams": TEAM}, False),
+    a_team_alone=({"gpu_teams": TEAM}, False),
+    no_team=({"gpu_quota": " { } ", "gpu_teams": "{}"}, True),
+    no_team_alone=({"gpu_teams": "{}"}, True),
+    neither=({"other": "{}"}, False),
+)
+def test_a_quota_with_teams_is_not_deleted(
+    admin: Cluster, quota: QuotaConfigMap, data: dict[str, str], allowed: bool
+) -> None:
+    kept = {key: None for key in ("gpu_quota", "gpu_teams", "other") if key not in data}
+    admin.rest.merge_patch(quota.path, {"data": {**kept, **data}})
+    deleted = admin.rest.send("DELETE", quota.path, dryRun="All")
+    assert (deleted.status == HTTPStatus.OK, MUST_NOT in deleted.message) == (allowed, not allowed)
 
 
 def test_a_renamed_quota_is_protected_too_and_is_deleted_with_its_namespace(admin: Cluster) -> None:
