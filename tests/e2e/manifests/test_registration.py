@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from certs.parsing import OURS, WRITTEN_BY
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json, administering
 from tests.e2e.installation import SYSTEM_NAMESPACE
 from tests.e2e.ledgers import await_published
 from tests.e2e.manifests.operations import EXAMPLE, REGISTERED, TEAM, commands, installed, run
-from tests.e2e.manifests.system import NODE, WEBHOOKS, System, applied, apply, kubectl_k, port_of
+from tests.e2e.manifests.system import CERTIFICATES, NODE, WEBHOOKS, System, applied, apply, kubectl_k, port_of
 from tests.e2e.manifests.test_apply import define_kinds_of_others
-from tests.e2e.stage import SERVING_SECRET
+from tests.e2e.stage import CORE, SERVING_SECRET
 from tests.integration.reviews import card_pod, gpu_pod
 from tests.match_conditions import declared
 from tests.rendered import MANIFESTS, rendered
@@ -149,6 +150,7 @@ LOST: dict[str, Callable[[Cluster], object]] = {
     ),
 }
 """For each deleted or changed object, the text that reports it."""
+FIRST_JOB = f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/jobs/{CERTIFICATES}"
 OFTEN = (
     sys.executable,
     "-c",
@@ -177,6 +179,7 @@ def test_everything_that_is_deleted_or_weakened_of_the_registration_is_reported_
             shown = run(system, f"kubectl gpuquota -n {TEAM}")
             assert f"{TEAM} (not in effect)" in shown
             assert f"quotas are not in effect: {text}" in shown
+            admin.rest.send("DELETE", FIRST_JOB)  # while this Job runs, nobody needs to do anything
             found = status(system)
             assert (found.returncode, name in found.stdout) == (1, True), found.stdout
             apply(admin, system.kustomization, "--server-side", "--force-conflicts")
@@ -223,6 +226,18 @@ def test_the_job_of_a_release_registers_the_webhooks_that_the_release_declares(a
         system.register()
         assert {hook["timeoutSeconds"] for hook in hooks(admin, VALIDATING)} == {7}
         assert registered(admin) == NAMES
+
+
+def test_the_documented_label_lets_the_job_write_secrets_of_an_older_commit(admin: Cluster, directory: Path) -> None:
+    [command] = commands("Upgrade from before 30 November 2026")
+    with applied(admin, directory) as system, system.serving(1):
+        for name in ("vcuda-webhook-ca", "vcuda-webhook-tls"):
+            labels = {WRITTEN_BY: None, "app.kubernetes.io/managed-by": OURS}
+            admin.rest.merge_patch(f"{CORE}/secrets/{name}", {"metadata": {"labels": labels}})
+        done = system.rotate(timeout="0s", endpoint=f"127.0.0.1:{system.balancer.port}")
+        assert (done.returncode, "was not created by vcuda-certs" in done.stdout) == (1, True), done.stdout
+        run(system, command)
+        system.register()
 
 
 def declare(cluster: Cluster, change: Callable[[str], str]) -> None:
