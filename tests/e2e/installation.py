@@ -23,7 +23,8 @@ from tests.e2e.cluster import Cluster, Json, webhook
 from tests.e2e.quota_config import CONFIG, QuotaConfigMap
 from tests.match_conditions import base_conditions
 from tests.processes import ControllerProcess, WebhookProcess, eventually, serving
-from vcuda.ledger.ledger import Ledger, read_ledger
+from vcuda.ledger.ledger import Ledger
+from vcuda.ledger.text import read_ledger
 from vcuda.tls import leaf_files, serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_client, make_leaf
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from tests.e2e.cluster import TIMEOUT, Cluster, Json
 from tests.e2e.installation import LEDGERS, USAGE, Installation
 from tests.integration.reviews import gpu_pod
-from vcuda.ledger.ledger import Ledger, charges_by_model, read_ledger
+from vcuda.ledger.ledger import Ledger, charges_by_model
+from vcuda.ledger.text import read_ledger
 from vcuda.quota.model import Cores
 
 

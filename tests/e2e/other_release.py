@@ -5,7 +5,7 @@ import sys
 from unittest import mock
 
 import vcuda
-from vcuda.ledger import ledger
+from vcuda.ledger import text
 
 FORMAT = "OTHER_RELEASE_FORMAT"
 COMMAND = (sys.executable, "-m", "tests.e2e.other_release", "serve")
@@ -15,7 +15,7 @@ COMMAND = (sys.executable, "-m", "tests.e2e.other_release", "serve")
 def main() -> None:
     with (
         mock.patch.object(vcuda, "__version__", "0.2.0"),
-        mock.patch.object(ledger, "FORMAT", int(os.environ.get(FORMAT, ledger.FORMAT))),
+        mock.patch.object(text, "FORMAT", int(os.environ.get(FORMAT, text.FORMAT))),
     ):
         from webhook import cli  # noqa: PLC0415  # the import must follow the patch of the version
 

@@ -11,6 +11,7 @@ from tests.e2e.installation import Installation, controlling
 from tests.e2e.json_server import answering, asks_about_pods, reviewed
 from tests.e2e.ledgers import await_committed
 from tests.integration.reviews import card_pod, gpu_pod
+from tests.processes import eventually
 
 TAKEN = 2
 LABEL = "e2e.vcuda.io/squatted"
@@ -57,8 +58,11 @@ def test_a_generated_name_in_use_leaves_a_charge_until_the_controller_releases_i
 
     with controlling(installation) as controller:
         await_committed(installation, namespace, **({"M40": 100} if retries else {}))
-        told = controller.logs("releasing the charge of an unstored pod")
-        # The controller also logs the ledgers of other tests, so only lines of this namespace count.
-        vain = {line["uid"] for line in told if line["namespace"] == namespace}
-        assert vain == set(uids[:TAKEN])
+
+        def vain() -> set[str]:
+            # The controller also logs the ledgers of other tests, so only lines of this namespace count.
+            told = controller.logs("releasing the charge of an unstored pod")
+            return {line["uid"] for line in told if line["namespace"] == namespace}
+
+        eventually(lambda: vain() == set(uids[:TAKEN]), controller.output)
     assert cluster.try_create(card_pod("next", namespace, cards=3)).status == HTTPStatus.CREATED

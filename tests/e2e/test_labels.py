@@ -3,10 +3,11 @@
 The controller sets this label, which exempts the namespace, on namespaces without a limit.
 """
 
+import json
 import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 
 import pytest
@@ -24,6 +25,7 @@ from tests.e2e.installation import (
     policies,
 )
 from tests.e2e.ledgers import await_published
+from tests.e2e.quota_config import QuotaConfigMap
 from tests.integration.reviews import card_pod
 from tests.processes import eventually
 
@@ -47,6 +49,18 @@ def await_exempt(cluster: Cluster, limited: set[str]) -> None:
         return {each["metadata"]["name"] for each in staying if label_of(each) != "false"} == limited
 
     cluster.await_collection(NAMESPACES, just_these)
+
+
+@contextmanager
+def further(quota: QuotaConfigMap, **keys: str) -> Iterator[None]:
+    """Add further keys to the quota ConfigMap. Remove them at the end."""
+    assert isinstance(quota.further, dict)
+    quota.further.update(keys)
+    quota.limit()
+    yield
+    for key in keys:
+        del quota.further[key]
+    quota.limit()
 
 
 @pytest.mark.slow
@@ -94,6 +108,25 @@ class TestLabelled:
             installation.quota.limit(**{first: {"quota": {}}, "kube-public": CARD})
             await_exempt(cluster, {first, second, "kube-public"})
             installation.quota.lift(first, second, "kube-public")
+
+    def test_members_of_a_team_are_limited_from_the_first_pod_of_a_new_namespace_on(
+        self, cluster: Cluster, installation: Installation
+    ) -> None:
+        """Only a beginning of names lists the members, so the team names them before they exist."""
+        own, quota = f"vision-{secrets.token_hex(4)}", installation.quota
+        team = {"namespaces": [f"{own}-*"], "quota": {"M40": 1}}
+        labels = {SERVED_BY: installation.label}
+        with installation.free_team() as other:
+            with (
+                further(quota, gpu_teams=json.dumps({"vision": team})),
+                cluster.fresh_namespace(labels, f"{own}-1") as first,
+                cluster.fresh_namespace(labels, f"{own}-2") as second,
+            ):
+                cluster.create(card_pod("first", first))
+                for namespace in (first, second):
+                    assert cluster.try_create(card_pod("more", namespace)).is_over_quota
+                await_exempt(cluster, {first, second})
+            await_enforced(cluster, other, enforced=False)
 
     def test_an_edit_of_the_label_by_hand_is_reverted(self, cluster: Cluster, installation: Installation) -> None:
         with limited_team(installation, CARD) as limited, installation.free_team() as free:

@@ -17,7 +17,7 @@ from tests.e2e.crowd import SPENT, Crowd
 from tests.e2e.installation import Installation, await_ready, controlling, ledger_path, registered, running
 from tests.e2e.steady import in_threads
 from tests.processes import WebhookProcess
-from vcuda.ledger.ledger import FORMAT
+from vcuda.ledger.text import FORMAT
 
 pytestmark = pytest.mark.one_version
 

@@ -1,8 +1,10 @@
 """Steps of a test, called scenes. Together they need all RBAC rights of the controller, and no scene is redundant."""
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
@@ -22,7 +24,7 @@ from tests.integration.tls_echo import echoing
 from tests.processes import ControllerProcess, WebhookProcess
 from tools.control_plane import ControlPlane
 from vcuda.kube.endpoints import MANAGED_BY, SERVICE_NAME
-from vcuda.ledger.ledger import read_ledger
+from vcuda.ledger.text import read_ledger
 from vcuda.requests.schemes import GPU_MANAGER
 
 EXTENDER_JOB = "vcuda-extender-certs-first"
@@ -70,6 +72,23 @@ def a_namespace_is_led_through_its_life(cluster: Cluster, quota: QuotaConfigMap)
         ledgers.await_published(cluster, namespace)
         cluster.create(card_pod("second", namespace))
     ledgers.await_ledger_gone(cluster, namespace)
+
+
+def two_namespaces_share_the_quota_of_a_team(cluster: Cluster, quota: QuotaConfigMap) -> None:
+    """The webhook lists the ledgers of the team when it opens the ledger of the team."""
+    members = [cluster.create_namespace() for _ in range(2)]
+    for namespace in members:
+        installation.await_enforced(cluster, namespace, enforced=False)
+    replace(quota, further={"gpu_teams": json.dumps({"vision": {"namespaces": members, "quota": {"M40": 1}}})}).limit()
+    for namespace in members:
+        installation.await_enforced(cluster, namespace)
+    cluster.create(card_pod("train", members[0]))
+    assert cluster.try_create(card_pod("train", members[1])).status == HTTPStatus.FORBIDDEN
+    quota.limit()
+    for namespace in members:
+        installation.await_enforced(cluster, namespace, enforced=False)
+        ledgers.await_unpublished(cluster, namespace)
+        cluster.delete_namespace(namespace)
 
 
 def pending(ledger: Json) -> bool:

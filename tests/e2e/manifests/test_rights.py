@@ -51,6 +51,7 @@ def the_base_lives(system: System, plane: ControlPlane) -> None:
         controller.await_synced()
         quota = scenes.quota_of(cluster, webhook)
         scenes.a_namespace_is_led_through_its_life(cluster, quota)
+        scenes.two_namespaces_share_the_quota_of_a_team(cluster, quota)
         scenes.a_pod_from_before_the_quota_is_told_that_it_is_not_counted(cluster, quota)
         scenes.stale_allocations_are_removed(cluster)
         scenes.every_kind_of_workload_tries_again(cluster, plane, quota)
