@@ -54,7 +54,7 @@ test: $(VENV)/installed  ## Run all unit and integration tests, in under ten min
 
 fuzz: $(VENV)/installed  ## Send the webhook malformed input, and reservations any fault, for ten minutes each; `test` does a small part
 	FUZZ_SECONDS=600 $(BIN)/pytest tests/integration/test_fuzz_*.py -s
-	MACHINE_EXAMPLES=3000 $(BIN)/pytest tests/unit/test_reservation_machine.py tests/unit/test_running_machine.py --timeout 3600
+	MACHINE_EXAMPLES=3000 $(BIN)/pytest tests/unit/test_reservation_machine.py tests/unit/test_running_machine.py tests/unit/test_team_machine.py --timeout 3600
 	MODEL_WALKS=2000 $(BIN)/pytest tests/unit/test_team_model.py --timeout 3600
 
 e2e: $(VENV)/installed  ## Run the tests on a real control plane, which is built once; K8S=1.30.14 for another version than the newest

@@ -29,7 +29,8 @@ from bench.figures import Figures, figures_of
 from bench.plane import GPU_POD, LEDGER_NAMESPACE, Plane, gpu_pod
 from tests.e2e.cluster import Json
 from tests.e2e.dra import claim as claim_of, claims_path, request
-from vcuda.ledger.ledger import Ledger, read_ledger
+from vcuda.ledger.ledger import Ledger
+from vcuda.ledger.text import read_ledger
 from vcuda.quota.model import total
 
 CONNECTIONS = 16

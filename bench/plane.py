@@ -24,7 +24,8 @@ from tests.e2e.cluster import Cluster, Json
 from tests.processes import ControllerProcess
 from tools.control_plane import Settings, running_control_plane
 from vcuda.kube import QuotaPlace, end_process
-from vcuda.ledger.ledger import Ledger, read_ledger
+from vcuda.ledger.ledger import Ledger
+from vcuda.ledger.text import read_ledger
 from vcuda.tls import serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 from webhook.cli import serve

@@ -11,7 +11,8 @@ import msgspec
 from tests.builders import Manifest, held_to, policy_for, review
 from tests.strategies import MODELS, NODE_NAMES, POOLS, UNKNOWN_NODE, VALUES_OF
 from vcuda.admission_review import AdmissionResponse, ReviewDeadline
-from vcuda.quota.model import Allowance, Limit, NamespaceQuota
+from vcuda.quota.allowances import Allowance
+from vcuda.quota.model import Limit, NamespaceQuota
 from vcuda.requests.config import parse_config
 from webhook.ledger.charging import Ledgers
 from webhook.ledger.ledgers import MemoryLedgers

@@ -13,7 +13,8 @@ from tests.quota_map import QUOTA
 from tests.rbac import is_allowed, path_of_rule
 from tests.rendered import MANIFESTS
 from vcuda.errors import Forbidden, VcudaError
-from vcuda.ledger.ledger import Ledger, write_ledger
+from vcuda.ledger.ledger import Ledger
+from vcuda.ledger.text import write_ledger
 from vcuda.registration import ANNOTATION, CALLED, PROBE, RESOURCES
 from vcuda.tls import serving_files
 from vcuda.x509 import Names, make_authority, make_leaf
@@ -129,11 +130,11 @@ class Installed(Cluster):
         own = {"name": namespace, "labels": {"quota.vcuda.io/enforced": value} if value else {}, **metadata}
         self.store(f"/api/v1/namespaces/{namespace}", {"metadata": own})
 
-    def quota(self, document: str, **metadata: Any) -> None:
+    def quota(self, document: str, teams: str = "{}", **metadata: Any) -> None:
         fields = [{"time": "2026-11-20T10:00:00Z", "fieldsV1": {"f:data": {}}}]
         labels = {"quota.vcuda.io/config": "true"}
         own = {"name": "gpuquota", "namespace": "kube-system", "labels": labels, "managedFields": fields, **metadata}
-        self.store(QUOTA, {"metadata": own, "data": {"gpu_quota": document}})
+        self.store(QUOTA, {"metadata": own, "data": {"gpu_quota": document, "gpu_teams": teams}})
 
     def store_ledger(self, namespace: str, ledger: Ledger | str) -> None:
         text = ledger if isinstance(ledger, str) else write_ledger(ledger)

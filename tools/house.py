@@ -17,10 +17,10 @@ ROOT = Path(__file__).parent.parent
 PRODUCT = ("webhook", "vcuda", "controller", "certs")
 OTHERS = ("tests", "tools", "bench", "examples")
 
-MAX_PRODUCT_LINES = 36_051
+MAX_PRODUCT_LINES = 38_557
 """The maximum number of lines of the product's code. A commit that raises this number must say why."""
 
-MAX_CREATE_MODULES = 26
+MAX_CREATE_MODULES = 31
 """The maximum number of modules that run when a pod is created. A test traces those that docs/architecture.md lists."""
 
 MAX_FILE_LINES = 420

@@ -54,6 +54,12 @@ TABLE = {
     "team-b/claimed-card": ("1 card admitted A100", "the only possible model, 1 card of 2 cards free"),
     "team-b/who-knows": ("rejected", "`nvidia.com/gpu.shared: {cards: 1}`"),
     "team-c/beyond-a-warning": ("2 cards admitted M40", "the object is admitted, because this quota only warns"),
+    "vision-train/shares": ("1 card admitted M40", "the only possible model"),
+    "vision-dev-1/two-cards": (
+        "2 cards rejected",
+        "M40 in team vision, requested: 2 cards, used: 1 (this namespace 0, others 1), limited: 2, 1 more needed",
+    ),
+    "vision-dev-1/last-card": ("1 card admitted M40", "the only possible model"),
     "sandbox/free-as-air": ("8 cards not limited", ""),
     "team-a/web-server": ("no GPU", ""),
 }
@@ -71,7 +77,8 @@ def test_the_output_explains_each_step_and_fits_a_terminal(output: str) -> None:
     assert lines[0].startswith("Starting vcuda-webhook serve --standalone --quota manifests/examples/gpuquota.yaml")
     assert lines[1].startswith("It serves https://127.0.0.1:")
     assert "team-a may use 2 cards of M40, 1 card of P100, in pool public" in lines
-    assert lines[-1].startswith("14 pods and claims: 8 admitted, ")
+    assert "the namespaces of team vision (vision-train, vision-dev-*) together may use 2 cards of M40" in lines
+    assert lines[-1].startswith("17 pods and claims: 10 admitted, ")
     assert max(map(len, lines)) <= 140
 
 

@@ -15,7 +15,8 @@ from tests.tables import cases
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
 from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.placement.nodes import CORDON, NodeStates, Taint
-from vcuda.quota.model import Allowance, Charge, Limit, Mode, NamespaceQuota, Quota, Usage
+from vcuda.quota.allowances import Allowance
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota, Usage
 from vcuda.requests.config import parse_config
 from webhook.ledger.charging import ChargeRequest, Decision, RetryLater
 from webhook.ledger.ledgers import MemoryLedgers

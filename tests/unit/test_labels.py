@@ -20,11 +20,11 @@ LIMITED, FREE = {"team-a": {"quota": {"M40": 1}}}, {"team-b": {"quota": {"M40": 
 class Labelled(ApiDouble):
     """An API server with namespace team-a. ``asks``: whether it already calls the webhook for the namespace."""
 
-    def __init__(self, document: Any, label: str | None, asks: bool = True) -> None:
+    def __init__(self, document: Any, label: str | None, asks: bool = True, **teams: str) -> None:
         super().__init__()
         self.asks = asks
         self.rejecting: set[str] = set()
-        store_quota(self, json.dumps(document))
+        store_quota(self, json.dumps(document), **teams)
         self.store(TEAM, {"metadata": {"name": "team-a", "labels": {ENFORCED_LABEL: label} if label else {}}})
         self.quota = QuotaInformer(self.kube, QuotaPlace(), frozenset())
         self.quota.reflector.relist()
@@ -65,6 +65,18 @@ def test_the_label_follows_the_quota(document: Any, label: str | None, asks: boo
     api = Labelled(document, label, asks)
     assert api.labelled() == becomes
     assert api.labels.is_taking_effect("team-a") is (label is not None)
+
+
+@cases(
+    "item, label, becomes",
+    a_name=("team-a", "false", "taking-effect"),
+    a_beginning=("'team-*'", "false", "taking-effect"),
+    another_name=("team-b", None, "false"),
+    another_beginning=("'team-b*'", "taking-effect", "false"),
+)
+def test_the_label_follows_the_membership_in_a_team(item: str, label: str | None, becomes: str) -> None:
+    api = Labelled({}, label, gpu_teams=f"vision: {{namespaces: [{item}]}}")
+    assert api.labelled() == becomes
 
 
 @pytest.mark.parametrize("newer", [LIMITED, {"*": {"quota": {}}}, {"team-a": "malformed"}])

@@ -139,7 +139,7 @@ def test_an_unreachable_api_server_is_an_error_if_no_own_write_may_land(
 
 @pytest.mark.parametrize(
     ("text", "advice"),
-    [("{", "Delete this ConfigMap, and the ledger is rebuilt"), ('{"format": 2}', "Update all components")],
+    [("{", "Delete this ConfigMap, and the ledger is rebuilt"), ('{"format": 1}', "Update all components")],
     ids=["damaged", "written by another release"],
 )
 def test_an_unreadable_ledger_is_never_used(api: ApiDouble, replica: Replica, text: str, advice: str) -> None:

@@ -89,10 +89,10 @@ def test_a_grant_adds_memory() -> None:
     entry = quota_of(f"team-a: {{quota: {{A100: {{memory: 160Gi}}}}, {grants}}}").namespaces["team-a"]
     assert entry.at(0.0).limits == {"A100": Limit(None, 240 * GIB, 80 * GIB), "T4": Limit(None, 15 * GIB, 15 * GIB)}
     assert entry.at(None).limits == {"A100": A100, "T4": Limit(0)}
-    ending = grant_words.ending("team-a", entry.at(0.0), "A100", Charge(300, 0, 300))
+    ending = grant_words.ending("namespace team-a", entry.at(0.0), "A100", Charge(300, 0, 300))
     assert ending
     assert ending.endswith("falls from 245760 MiB to 163840 MiB. The namespace uses 245760 MiB")
-    assert grant_words.ending("team-a", entry.at(0.0), "A100", Charge(200, 0, 200)) is None
+    assert grant_words.ending("namespace team-a", entry.at(0.0), "A100", Charge(200, 0, 200)) is None
 
 
 @cases(

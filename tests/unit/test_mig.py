@@ -12,8 +12,9 @@ from tests.builders import LABELS, held_to, vcuda_pod, view
 from tests.tables import cases
 from vcuda.allocations.stored_pods import read_stored
 from vcuda.claims.request import read_claim
-from vcuda.ledger.ledger import Admitted, Ledger, Pending, Rejected, admit, read_ledger, write_ledger
+from vcuda.ledger.ledger import Admitted, Ledger, Pending, Rejected, admit
 from vcuda.ledger.report import report
+from vcuda.ledger.text import read_ledger, write_ledger
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.placement import find_candidates
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, total

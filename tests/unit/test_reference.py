@@ -29,11 +29,11 @@ OF_USERS = tuple(
         "vcuda.discovery": "discovered names",
         "vcuda.kube": "informers ledger_store turns",
         "vcuda.placement": "affinity choice nodes patches placement",
-        "vcuda.quota": "card_memory document grant_entries grant_words model shortage values",
+        "vcuda.quota": "card_memory document entries grant_entries grant_words model shortage teams values",
         "vcuda.requests": "config bypasses pod_request scheme_settings",
         "webhook": "admission",
         "webhook.ledger": "charging namespace_ledger",
-        "webhook.review": "answers claim_review decisions pod_review quota_edit",
+        "webhook.review": "answers claim_review decisions pod_review quota_edit usage_warnings",
     }.items()
     for name in names.split()
 )

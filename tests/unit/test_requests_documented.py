@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vcuda.quota.model import Allowance
+from vcuda.quota.allowances import Allowance
 
 ROOT = Path(__file__).parents[2]
 TESTS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "unit").glob("test_*.py")}

@@ -19,7 +19,7 @@ from vcuda.ledger.ledger import RESERVATION_SECONDS, Ledger, Pending, Reservatio
 from vcuda.ledger.recount import ObservedPods, recount
 from vcuda.quota.model import Charge, NamespaceQuota, Usage
 from vcuda.quota.terms import STORABLE_SECONDS
-from webhook.ledger import namespace_ledger, reservations as own_reservations
+from webhook.ledger import reservations as own_reservations, spending
 from webhook.ledger.reservations import Demand, Plan, ReplicaReservation, plan_reservation
 
 
@@ -84,7 +84,7 @@ def started_as_the_same(reservation: ReplicaReservation, *clock: Any) -> None:
     reservation.replica = "the same"
 
 
-def planned_without_others(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
+def planned_without_others(ledger: Ledger, quota: NamespaceQuota, demand: Demand, _others: object) -> Plan:
     return plan_reservation(msgspec.structs.replace(ledger, reserved={}), quota, demand)
 
 
@@ -144,7 +144,7 @@ def total_without_reservations(ledger: Ledger) -> Usage:
     return total_usage(msgspec.structs.replace(ledger, reserved={}))
 
 
-def planned_without_total(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
+def planned_without_total(ledger: Ledger, quota: NamespaceQuota, demand: Demand, _others: object) -> Plan:
     return plan_reservation(ledger, msgspec.structs.replace(quota, total=None), demand)
 
 
@@ -213,7 +213,7 @@ MUTANTS = {
         own_reservations, "_room", lambda *_: 1000, scenarios.a_burst_just_below_the_limit, OVER
     ),
     "all reservations together are within the limit": Broken(
-        namespace_ledger,
+        spending,
         "plan_reservation",
         planned_without_others,
         scenarios.little_room_beside_what_others_reserve,
@@ -226,7 +226,7 @@ MUTANTS = {
         Ledger, "total_usage", total_without_reservations, scenarios.others_take_all_that_is_left_of_the_total, OVER
     ),
     "a reservation is within the total": Broken(
-        namespace_ledger, "plan_reservation", planned_without_total, scenarios.a_burst_just_below_the_total, OVER
+        spending, "plan_reservation", planned_without_total, scenarios.a_burst_just_below_the_total, OVER
     ),
     "a reservation admits only under the total that sized it": Broken(
         ReplicaReservation, "is_by", lambda *_: True, scenarios.the_total_is_lowered, OVER

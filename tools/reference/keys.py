@@ -62,6 +62,17 @@ OURS = {
         "set by the webhook and the controller",
         "The namespace of the ledger.",
     ),
+    "quota.vcuda.io/team-ledger-of": Told(
+        "label of the ledger of a team (ConfigMap `gpu-team-ledger.TEAM`)",
+        "set by the webhook and the controller",
+        "The team of the ledger.",
+    ),
+    "team.quota.vcuda.io/": Told(
+        "label `team.quota.vcuda.io/TEAM` of a ledger",
+        "set by the webhook and the controller",
+        "A team in which the namespace of the ledger has an allotment. It is the part of the team's quota that the"
+        " namespace may use.",
+    ),
     "quota.vcuda.io/ledger": Told(
         "finalizer of a ledger",
         "set by the webhook and the controller, removed by the controller",

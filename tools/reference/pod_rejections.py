@@ -49,6 +49,7 @@ def rejected() -> list[Told]:
     reserved = Shortage("M40", Charge(100), Usage(Charge(800), Charge(100), reserved=Charge(200)), Limit(800))
     running = Shortage("M40", Charge(100, 0, 100), Usage(Charge(800), terminating=Charge(200)), Limit(800))
     in_total = Shortage("M40", Charge(100, 0, 100), Usage(Charge(2000)), Limit(2000), of_total=True)
+    in_team = Shortage("M40", Charge(100), Usage(Charge(500), others=Charge(300)), Limit(800), team="vision")
     memory = Shortage("M40", Charge(30, 4096), Usage(Charge(30, 6144)), Limit(800, 8192))
     model = {"nvidia.com/gpu": 1}
     return [
@@ -63,6 +64,12 @@ def rejected() -> list[Told]:
             "All GPU models together use up [`total`](quotas.md#the-total-of-all-models) of the quota entry. Wait until"
             " any GPU pod of the namespace ends, request less, or ask for a higher `total`. If the limit of the"
             " model has no room either, the message names the model instead of `total`.",
+        ),
+        Told(
+            exceeded("team-a", in_team),
+            "All namespaces of the [team](quotas.md#teams) together use up its limit. Wait until a GPU pod of any of"
+            " these namespaces ends, request less, or ask for more quota for the team. `others` is what the other"
+            " namespaces of the team use.",
         ),
         Told(
             _put_off(for_now),
@@ -82,6 +89,12 @@ def rejected() -> list[Told]:
             " the ledger and makes workloads retry. If this lasts, no controller runs: see [a busy"
             " ledger](troubleshooting.md#a-busy-ledger). Without a controller, a webhook replica recounts the ledger"
             " after 32 s.",
+        ),
+        Told(
+            _put_off(in_team),
+            "The other namespaces of the [team](quotas.md#teams) may use more of its quota than their pods use. Within"
+            " seconds, the controller takes back the unused quota and makes workloads retry. If this lasts, no"
+            " controller runs.",
         ),
         Told(
             _put_off(short, counted=False),

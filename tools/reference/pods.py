@@ -17,7 +17,7 @@ from tools.reviews import mutate
 from vcuda.placement.choice import Choice, Option, Rule, choose
 from vcuda.placement.nodes import CORDON, NOT_READY, NodeStates, Taint
 from vcuda.placement.placement import Candidates
-from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Team, Usage
 from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.requests.config import parse_config
 from webhook.ledger.ledgers import MemoryLedgers
@@ -190,6 +190,8 @@ def _forecasts() -> list[str]:
     waiting = [msgspec.structs.replace(away, waits=lambda each=each: each) for each in obstacles]
     every += [([*full, *empty], Rule.ORDER), ([away, *empty], Rule.ANNOTATION)]
     every += [([each], Rule.DOCUMENT) for each in waiting]
+    of_team = Option("A100", card, Limit(400), Usage(card, others=card), team=Team("vision", {"A100": Limit(800)}))
+    every += [([of_team], Rule.DOCUMENT)]
     choices = [choose(options, rule) for options, rule in every]
     return [*told, *(choice.forecast for choice in choices if isinstance(choice, Choice))]
 

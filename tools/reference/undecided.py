@@ -33,6 +33,7 @@ from vcuda.quota.terms import STORABLE_SECONDS
 from webhook.admission import TOO_LARGE, Gate, NotReady, Service
 from webhook.ledger import batches, namespace_ledger
 from webhook.ledger.charging import TOO_MANY_NAMESPACES, ChargeRequest, Decision, RetryLater
+from webhook.ledger.drafts import too_many_members
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.metrics import Metrics
 from webhook.review.decisions import Creation
@@ -77,6 +78,16 @@ def undecided() -> list[Told]:
             str(LedgerLost("team-a", 0, STORABLE_SECONDS + RESERVATION_SECONDS + MARGIN_SECONDS)),
             "Wait: the webhook admits pods again when the lost ledger has been rebuilt, without any"
             " action. See [a lost ledger](troubleshooting.md#a-lost-ledger).",
+        ),
+        Told(
+            str(LedgerLost("vision", 0, STORABLE_SECONDS + RESERVATION_SECONDS + MARGIN_SECONDS, "team")),
+            "Wait: etcd was restored from a backup, so the webhook counts what the namespaces of the team use. Pods"
+            " within the part of the quota that their namespace already has are admitted.",
+        ),
+        Told(
+            charge(CARD, SMALL, Answering(too_many_members("vision"))).message,
+            "Ask your administrator for a team with fewer namespaces. A namespace without GPU pods leaves its place to"
+            " another namespace.",
         ),
         Told(
             _unreadable('{"pending": '),
