@@ -152,15 +152,15 @@ class TeamAllotments:
         others = rules.allotted_to_others(ledger, namespace)
         largest_first = rules.largest(known, used), used
         charges = next((each for each in largest_first if rules.fits_team(team, others, each)), used)
+        raised = rules.raised(ledger, namespace, charges)
         fits = rules.fits_team(team, others, charges)
         if fits or not is_enforced or rules.covers(ledger.allotted.get(namespace, {}), charges):
-            self._write(team.name, rules.raised(ledger, namespace, charges), opened)
+            self._write(team.name, raised, opened)
             return charges
         self._log.info("charges exceed the limit of a team", team=team.name, namespace=namespace)
-        closed = rules.raised(ledger, namespace, charges)
-        self._write(team.name, msgspec.structs.replace(closed, closed=secrets.token_urlsafe(6)), opened)
+        self._write(team.name, msgspec.structs.replace(raised, closed=secrets.token_urlsafe(6)), opened)
         self._opened(team.name)
-        raise errors.Conflict(409, "the ledger of the team was counted anew")
+        raise errors.Conflict(409, "the ledger of the team was counted again")
 
     def _team_of(self, namespace: str) -> str:
         """Return the name of a namespace's team; empty if it is in no team."""

@@ -116,6 +116,17 @@ class Cluster:
         """
         return self.rest.send("POST", self.path_of(manifest), manifest, **query)
 
+    def create_decided(self, manifest: Json) -> Answer:
+        """Send a POST of ``manifest``, again until it is created or firmly rejected. Return the last answer."""
+        answers: list[Answer] = []
+
+        def decided() -> bool:
+            answers.append(self.try_create(manifest))
+            return not answers[-1].may_pass_soon
+
+        eventually(decided, lambda: answers[-1].message)
+        return answers[-1]
+
     def path_of(self, manifest: Json) -> str:
         """Return the collection's path for ``manifest``, for example `/apis/apps/v1/namespaces/team-a/deployments`."""
         version, kind = manifest["apiVersion"], manifest["kind"]

@@ -15,7 +15,6 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.installation import REPLICA, SERVED_BY, Installation, controlling, installed
 from tests.e2e.rest import Answer
 from tests.integration.reviews import gpu_pod
-from tests.processes import eventually
 from vcuda.ledger.team import TeamLedger, read_team_ledger
 
 REPLICAS, CALLERS, CREATES = 2, 16, 128
@@ -45,14 +44,7 @@ def create(cluster: Cluster, namespace: str, number: int) -> Answer:
     """Create a pod through one of the replicas. Retry until it is created or rejected."""
     labels = {REPLICA: str(number % REPLICAS)}
     pod = gpu_pod(f"train-{number}", namespace, {"tencent.com/vcuda-core": 100}, labels=labels)
-    answers: list[Answer] = []
-
-    def decided() -> bool:
-        answers.append(cluster.try_create(pod))
-        return not answers[-1].may_pass_soon
-
-    eventually(decided, lambda: answers[-1].message)
-    return answers[-1]
+    return cluster.create_decided(pod)
 
 
 def stored(cluster: Cluster, members: Sequence[str]) -> Counter[str]:

@@ -12,7 +12,6 @@ from tests.e2e.installation import REPLICA, Installation, controlling, installed
 from tests.e2e.ledgers import await_committed, await_published
 from tests.e2e.rest import Answer
 from tests.integration.reviews import gpu_pod
-from tests.processes import eventually
 
 REPLICAS, CALLERS, CREATES = 2, 16, 128
 LIMITS, TOTAL = {"M40": 30, "P100": 30}, 40
@@ -35,14 +34,7 @@ def create(cluster: Cluster, namespace: str, number: int) -> Answer:
     annotations = {"quota.vcuda.io/models": sorted(LIMITS)[number % 2]}
     labels = {REPLICA: str(number // 2 % REPLICAS)}
     pod = gpu_pod(f"train-{number}", namespace, {"tencent.com/vcuda-core": 100}, labels=labels, annotations=annotations)
-    answers: list[Answer] = []
-
-    def decided() -> bool:
-        answers.append(cluster.try_create(pod))
-        return not answers[-1].may_pass_soon
-
-    eventually(decided, lambda: answers[-1].message)
-    return answers[-1]
+    return cluster.create_decided(pod)
 
 
 def models(cluster: Cluster, namespace: str) -> Counter[str]:

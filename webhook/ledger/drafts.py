@@ -137,7 +137,7 @@ class Draft(NamedTuple):
 
     @property
     def planned(self) -> Allotted:
-        """What the namespace uses after the write, by model."""
+        """By model: the charges and reservations of the namespace after the write."""
         return charges_by_model([*needed(self.ledger).items(), *(self.plan or NO_PLAN).charges.items()])
 
     def needs_raise(self, membership: Membership) -> bool:
@@ -222,11 +222,8 @@ class Drafts:
         if membership.team and membership.enforced and crowded and draft.needs_raise(membership):
             return team, too_many_members(membership.team.name)
         if named and not crowded and draft.needs_raise(membership):
-            team, ledger = membership.raised(
-                *(team, self._namespace, draft.ledger),
-                planned=draft.planned,
-                extra=(draft.plan or NO_PLAN).charges,
-            )
+            planned, extra = draft.planned, (draft.plan or NO_PLAN).charges
+            team, ledger = membership.raised(team, self._namespace, draft.ledger, planned=planned, extra=extra)
             draft = draft._replace(ledger=ledger)
         sent = self._spending.sent(draft.ledger, draft.plan or NO_PLAN)
         return team, draft._replace(ledger=sent, plan=None)

@@ -29,6 +29,24 @@ longer grace periods of pods, the replica waits for the longest period."""
 
 
 @dataclass(eq=False)
+class Pace:
+    """Delays LISTs, so that slow LISTs are made less often."""
+
+    clock: Callable[[], float]
+    sleep: Callable[[float], Awaitable[None]]
+    _next: float = -math.inf
+
+    async def pause(self, _last_batch: int) -> None:
+        if (left := self._next - self.clock()) > 0:
+            await self.sleep(left)
+
+    def listed(self, started: float) -> None:
+        """Record that LISTs have ended now. ``started``: the time at which they began."""
+        ended = self.clock()
+        self._next = max(started + MIN_INTERVAL_SECONDS, ended + (ended - started) * REST_PER_SECOND)
+
+
+@dataclass(eq=False)
 class FreshCount:
     """Counts the stored pods and claims of one namespace by LISTs. Callers that wait together share one LIST."""
 
@@ -38,7 +56,6 @@ class FreshCount:
     """A function that returns the newest ledger that this replica has read or written."""
     clock: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]]
-    _next: float = -math.inf
     # The result of this replica's oldest LIST after which no process has recounted the ledger.
     _first: ObservedPods | None = None
     # The time of the LIST whose result is in `_first`.
@@ -47,7 +64,8 @@ class FreshCount:
     _listed: float = -math.inf
 
     def __post_init__(self) -> None:
-        self._lists = SharedCall(self._list, self.clock, self._pause)
+        self._pace = Pace(self.clock, self.sleep)
+        self._lists = SharedCall(self._list, self.clock, self._pace.pause)
 
     async def judge(self, shortage: Shortage, deadline: float) -> Rejected | PutOff:
         """Return a rejection if the stored pods and claims leave no room for a charge; otherwise `PutOff`.
@@ -117,10 +135,6 @@ class FreshCount:
             return None
         return observed
 
-    async def _pause(self, _last_batch: int) -> None:
-        if (left := self._next - self.clock()) > 0:
-            await self.sleep(left)
-
     async def _list(self) -> ObservedPods | None:
         started = self.clock()
         try:
@@ -129,8 +143,7 @@ class FreshCount:
                 return await self.count()
             return None
         finally:
-            ended = self.clock()
-            self._next = max(started + MIN_INTERVAL_SECONDS, ended + (ended - started) * REST_PER_SECOND)
+            self._pace.listed(started)
 
 
 def _is_due(observed: ObservedPods, ledger: Ledger) -> bool:

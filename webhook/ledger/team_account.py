@@ -2,7 +2,7 @@
 
 The ledger of a namespace records what the namespace may use of its team's quota: its allotment. While a charge fits the
 allotment, the ledger of the team is neither read nor written. Otherwise the allotment is raised: in the ledger of the
-team first, and then in the ledger of the namespace, together with the charge. docs/ledger.md has the rules.
+team first, and then in the ledger of the namespace, together with the charge. docs/team-ledgers.md has the rules.
 """
 
 import asyncio
@@ -15,11 +15,7 @@ from msgspec.structs import replace
 from vcuda.errors import VcudaError
 from vcuda.kube import StoredTeam
 from vcuda.ledger.ledger import Admitted, Rejected, is_older
-from vcuda.ledger.team import (
-    Allotted,
-    TeamLedger,
-    allotted_to_others,
-)
+from vcuda.ledger.team import Allotted, TeamLedger, allotted_to_others
 from vcuda.quota.model import Charge, Usage, total
 from vcuda.quota.shortage import Shortage
 from webhook.ledger.batches import SharedCall

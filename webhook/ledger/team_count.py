@@ -1,7 +1,6 @@
 """Counts the stored pods and claims of a team before a rejection: unused quota may be allotted to its namespaces."""
 
 import asyncio
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from vcuda.quota.model import Charge, Usage, total
 from vcuda.quota.shortage import Shortage
 from webhook.ledger.batches import BatchCommitter, PendingCall
 from webhook.ledger.charging import PutOff
-from webhook.ledger.fresh_count import MIN_INTERVAL_SECONDS, REST_PER_SECOND
+from webhook.ledger.fresh_count import Pace
 from webhook.ledger.shared import READ_TIMEOUT_SECONDS, Shared
 
 MEMBER_SECONDS = 2.0
@@ -58,8 +57,8 @@ class TeamCount:
     def __init__(self, team: str, shared: Shared) -> None:
         self._team = team
         self._shared = shared
-        self._counts = BatchCommitter[_Question, Used | None](self._count, None, self._pause, shared.clock)
-        self._next = -math.inf
+        self._pace = Pace(shared.clock, shared.sleep)
+        self._counts = BatchCommitter[_Question, Used | None](self._count, None, self._pace.pause, shared.clock)
 
     async def judge(self, namespace: str, shortage: Shortage, deadline: float) -> Rejected | PutOff:
         """Return a rejection if the stored pods and claims leave no room for a charge; otherwise `PutOff`.
@@ -75,8 +74,7 @@ class TeamCount:
 
     async def others(self, namespace: str, deadline: float) -> Allotted | None:
         """Return what the other namespaces use, by model; None if the count does not end before the deadline."""
-        used = await self._counts.serve(_Question(namespace, None), deadline)
-        if used is None:
+        if (used := await self._counts.serve(_Question(namespace, None), deadline)) is None:
             return None
         return charges_by_model(each for name, own in used.items() if name != namespace for each in own.items())
 
@@ -93,8 +91,7 @@ class TeamCount:
             by_ledger = {name: charges_by_model(_stored(each)) for name, each in ledgers.items()}
             await self._list(version, ledgers, by_ledger, open_)
         finally:
-            ended = self._shared.clock()
-            self._next = max(started + MIN_INTERVAL_SECONDS, ended + (ended - started) * REST_PER_SECOND)
+            self._pace.listed(started)
 
     async def _list(
         self,
@@ -135,10 +132,6 @@ class TeamCount:
         if is_older(observed.config_version, ledger.config_version):
             return None
         return charges_by_model([*_counted(observed), *_terminating(ledger)])
-
-    async def _pause(self, _last_batch: int) -> None:
-        if (left := self._next - self._shared.clock()) > 0:
-            await self._shared.sleep(left)
 
 
 def _stored(ledger: Ledger) -> Iterator[tuple[str, Charge]]:
