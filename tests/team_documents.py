@@ -1,4 +1,4 @@
-"""What `tests.team_machine` works on: quota documents with teams, pods, and a store with compare-and-swap."""
+"""Quota documents with teams, pods, and a store with compare-and-swap, for `tests.team_machine`."""
 
 import itertools
 from collections.abc import Mapping

@@ -239,7 +239,7 @@ class Installation:
 
     @property
     def renew(self) -> str:
-        """What renews the certificate or the caBundles, or shows why cert-manager and its cainjector do not."""
+        """The command that renews certificate and caBundles. If cert-manager writes them, it shows their state."""
         configuration = self._get("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota")
         annotations = [each["metadata"].get("annotations", {}) for each in (self.secret, configuration) if each]
         if any(key.startswith("cert-manager.io/") for key in itertools.chain(*annotations)):

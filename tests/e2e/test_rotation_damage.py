@@ -62,7 +62,7 @@ DAMAGES: dict[str, Damage] = {
     "both Secrets deleted": both_secrets_deleted,
     "configurations recreated": recreated,
 }
-"""Objects that Kubernetes creates anew. tests/unit/test_certs_rotation.py has every damage, in any combination."""
+"""Objects that are deleted and created again. tests/unit/test_certs_rotation.py has all damages, in any combination."""
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())

@@ -132,7 +132,7 @@ class Slow(Used):
 
 
 def test_a_ledger_that_does_not_answer_delays_no_edit_and_the_others_are_compared() -> None:
-    """A tenant can make the read of its own ledger slow. Only the warning about its namespace is then missing."""
+    """A tenant can make its ledger slow to read. Then only the warning about its namespace is missing."""
     answer = edited("{slow: {quota: {M40: 1}}, b: {quota: {M40: 1}}}", ledgers=Slow(b=Charge(200)))
     assert answer.warnings == [
         "slow: the quota was not compared with the current usage: the ledger could not be read in time",

@@ -82,7 +82,7 @@ class Allotment(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     charges: Mapping[str, Charge] = {}
     """The allotted quota by model. The ledger of the team allots at least as much to this namespace."""
     terms: str = ""
-    """`Team.terms` of the limits by which ``charges`` was checked; empty if it was not checked."""
+    """A text that names the limits by which ``charges`` was checked; empty if it was not checked."""
     counter: int = 0
     """A number that grows with each write that takes quota back, or that opens the ledger of the team."""
 

@@ -2,7 +2,7 @@
 
 Each namespace has its own ledger. The ledger of a team allots a part of the team's quota to each of them, and a
 namespace's ledger records its allotment. The usage of a namespace's ledger stays within its allotment, and the sum of
-all allotments within the team's limits. docs/ledger.md has the rules, and `tests/model/teams` explores them.
+all allotments within the team's limits. docs/team-ledgers.md has the rules, and `tests/model/teams` explores them.
 """
 
 import itertools

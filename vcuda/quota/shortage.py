@@ -29,7 +29,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def others(self) -> Charge:
-        """What the other namespaces of the team may use."""
+        """The allotments of the other namespaces of the team; empty if ``team`` is not set."""
         return self.usage.others if self.team else Charge()
 
     @property
@@ -111,7 +111,7 @@ def find_shortage(
     too.
     """
     found, model = [], of_model.model
-    # A namespace without limits of its own has the limits of its team. Then the message names the team.
+    # If the entry of the namespace has no limits, the limits of its team are used. Then the message names the team.
     if team is None or team.limits.get(model) != of_model.limit:
         found.append(of_model)
     if limit is not None and (team is None or team.total != limit):

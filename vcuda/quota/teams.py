@@ -3,7 +3,7 @@
     gpu_teams: |
       vision: {namespaces: [vision-train, "vision-dev-*"], quota: {A100: 8, T4: {cards: 16, memory: 256Gi}}, total: 20}
 
-A team has all keys of a quota entry except ``except``. A member may have an entry of its own. Then the limits of both
+A team has all keys of a quota entry except ``except``. A member may also have a quota entry. Then the limits of both
 hold. A key that the entry lacks has the value of the team. The entry may have only models of the team, and no softer
 mode.
 """

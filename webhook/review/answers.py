@@ -156,7 +156,7 @@ class _Scope(NamedTuple):
 
 def _scopes(review: Review, admitted: Admitted) -> Iterator[_Scope]:
     team, usage, total = review.quota.team, admitted.usage, admitted.total_usage or Usage()
-    # A namespace without limits of its own has the limits of its team. Then the warning names the team.
+    # If the entry of the namespace has no limits, the limits of its team are used. Then the warning names the team.
     if team is None or (team.limits, team.total) != (review.quota.limits, review.quota.total):
         yield _Scope(f"namespace {review.namespace}", review.quota, usage.in_use, total.in_use)
     if team is not None:

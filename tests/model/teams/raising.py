@@ -95,7 +95,7 @@ def may_use(ledger: Ledger, document: int, team: int, bounds: Bounds) -> bool:
 
 
 def place(world: World, bounds: Bounds) -> Iterator[Step]:
-    """JOIN and LEAVE: a newer document changes the teams that a namespace's ledger names, by a write of its own.
+    """JOIN and LEAVE: a newer document changes the teams that the ledger of a namespace names, by a separate write.
 
     The ledger names the old team until its usage is covered in the new one.
     """

@@ -53,7 +53,7 @@ class Bounds(NamedTuple):
 
 
 class Allotment(NamedTuple):
-    """What a namespace's ledger may use of a team's quota. ``terms``: the document by which it was checked."""
+    """The part of a team's quota that a ledger may use. ``terms``: the document by which it was checked."""
 
     charges: Amount = NOTHING
     terms: int = NONE
