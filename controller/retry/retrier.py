@@ -11,7 +11,6 @@ of the owner makes the controller retry immediately. So this module sets an anno
 """
 
 import math
-import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -243,6 +242,7 @@ class Retrier:
         self._free: dict[str, FreeByModel] = {}
         self._retried_at: dict[str, float] = {}
         self._listed: dict[str, tuple[float, Collection[str]]] = {}
+        self._looked_at: dict[str, float] = {}
         self._judged: dict[str, set[str]] = {}
         self._log = structlog.get_logger()
 
@@ -251,6 +251,7 @@ class Retrier:
         free, has_grown = record_free(self._free, namespace, use)
         if not free:
             self._listed.pop(namespace, None)
+            self._looked_at.pop(namespace, None)
         key, interval = namespace, None
         if use and use.team:
             key = team_key(use.team.name)
@@ -323,12 +324,13 @@ class Retrier:
     def _find(self, namespaces: Collection[str], now: float, judged: Collection[str]) -> tuple[RejectedOwners, float]:
         """Return the owners with rejected pods, and the seconds that slow namespaces took."""
         found, in_time, slow = RejectedOwners(judged), self._budget(), 0.0
-        # Look at the namespaces in random order. If one check has no time for all of them, later checks look at others.
-        for number, namespace in enumerate(random.sample(sorted(namespaces), len(namespaces))):
+        # If one check has no time for all namespaces, the next check begins with the other ones.
+        longest_ago = sorted(namespaces, key=lambda namespace: (self._looked_at.get(namespace, -math.inf), namespace))
+        for number, namespace in enumerate(longest_ago):
             if number and not in_time():
                 found.complete = False
                 break
-            began = self._clock()
+            began = self._looked_at[namespace] = self._clock()
             try:
                 self._find_in(namespace, now, found)
             except errors.ListOverdue as error:
