@@ -28,7 +28,7 @@ APPLY_AGAIN = (
     " or kubectl apply -k manifests/base if kustomize installed vcuda quota"
 )
 
-_LABELS = {parsing.WRITTEN_BY: parsing.OURS}
+_LABELS = {tls.WRITTEN_BY: tls.OURS}
 
 
 def dial_all(addresses: Mapping[str, bool], server_name: str) -> tuple[state.DialledEndpoint, ...]:
@@ -343,7 +343,7 @@ def _clock_problem(date: datetime | None, now: datetime) -> tuple[state.Problem,
 
 def _mixed(configuration: state.Configuration, tool: str, secrets_tool: str) -> state.Problem:
     text = (
-        f"{tool or parsing.OURS} manages the caBundles of {configuration}, but {secrets_tool or parsing.OURS} manages "
+        f"{tool or tls.OURS} manages the caBundles of {configuration}, but {secrets_tool or tls.OURS} manages "
         "the serving Secret; let one tool manage both"
     )
     return state.Problem(text, f"kubectl get {configuration} -o yaml")

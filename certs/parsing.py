@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from certs import state
+from vcuda.tls import OTHER_TOOLS, OURS, WRITTEN_BY
 from vcuda.x509 import Signed, parse_ip, service_names
 
 _BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
@@ -22,17 +23,11 @@ _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
 
 Json = Mapping[str, Any]
 
-WRITTEN_BY, OURS = "quota.vcuda.io/written-by", "vcuda-certs"
-"""The label of the objects that vcuda-certs writes, and its value. Helm overwrites ``app.kubernetes.io/managed-by``."""
 TRUSTED = "quota.vcuda.io/ca-trusted-since"
 SERVED = "quota.vcuda.io/ca-served-since"
 TLS_TYPE = "kubernetes.io/tls"
 CLIENT_CA_KEY = "ca.crt"
 """The ConfigMap for the webhook's flag --client-ca has the CAs of client certificates, in PEM, under this key."""
-
-# If an object has an annotation with one of these prefixes, another tool manages the object. vcuda-certs must not write
-# this object. For example, cert-manager's cainjector would overwrite the caBundles in it.
-_OTHERS = {"cert-manager.io/": "cert-manager", "service.beta.openshift.io/": "OpenShift's service CA"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +116,9 @@ def _read_key(text: bytes, name: str) -> ec.EllipticCurvePrivateKey:
 
 def other_tool(item: Json) -> str:
     annotations = _part(item, "metadata", "annotations")
-    return next((tool for prefix, tool in _OTHERS.items() if any(key.startswith(prefix) for key in annotations)), "")
+    return next(
+        (tool for prefix, tool in OTHER_TOOLS.items() if any(key.startswith(prefix) for key in annotations)), ""
+    )
 
 
 def is_labelled(item: Json, labels: Mapping[str, str]) -> bool:

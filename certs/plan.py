@@ -6,7 +6,7 @@ from cryptography import x509
 
 from certs import state as states, steps
 from certs.steps import Decision, RotationPolicy, SeenFor
-from vcuda.x509 import Signed, common_name
+from vcuda.x509 import Signed, common_name, signed_by
 
 
 def outdated(certificate: x509.Certificate, now: datetime, policy: RotationPolicy, name: str = "the leaf") -> str:
@@ -33,7 +33,7 @@ def broken(state: states.State, now: datetime, policy: RotationPolicy) -> str:
         return f"the leaf does not have the names {', '.join(sorted(missing))}"
     if policy.client and common_name(leaf.certificate) != policy.client:
         return f"the common name of the leaf is not {policy.client}"
-    if not any(states.signed_by(leaf.certificate, authority) for authority in states.known(state)):
+    if not any(signed_by(leaf.certificate, authority) for authority in states.known(state)):
         return "the leaf was signed by a CA that is not in the CA Secret"
     return ""
 
@@ -261,7 +261,7 @@ def _ageing_leaf(state: states.State, now: datetime, policy: RotationPolicy, see
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not states.in_look_ahead(leaf.certificate, now):
         return None
-    trusted = states.signed_by(leaf.certificate, current.certificate) or not would_break(state, current, now)
+    trusted = signed_by(leaf.certificate, current.certificate) or not would_break(state, current, now)
     if not current_signs(state, now) or not trusted or current.expires <= leaf.expires:
         return None
     return _observing(state, now, policy, seen.current) or steps.IssueLeaf(outdated(leaf.certificate, now, policy))
@@ -272,7 +272,7 @@ def _due_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: 
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None:
         return None
-    of_another = not states.signed_by(leaf.certificate, current.certificate)
+    of_another = not signed_by(leaf.certificate, current.certificate)
     reason = "the leaf was signed by the previous CA" if of_another else outdated(leaf.certificate, now, policy)
     if not reason:
         return None
@@ -301,7 +301,7 @@ def _unserved(state: states.State, now: datetime, policy: RotationPolicy) -> Dec
     # A retired CA may be removed only if every endpoint serves a leaf of the current CA, and the CA Secret records the
     # time at which this began. If one of both is missing, return the next step towards it; otherwise None.
     leaf, current = state.serving.leaf, state.authorities.current
-    if leaf is None or current is None or not states.signed_by(leaf.certificate, current.certificate):
+    if leaf is None or current is None or not signed_by(leaf.certificate, current.certificate):
         return steps.Wait("the serving Secret has no leaf of the current CA yet")
     if not state.ready():
         text = "no endpoint is ready to serve the new leaf, so the old CA stays in the caBundles"

@@ -6,10 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 
-from vcuda.x509 import BACKDATE, Names, Signed, is_ours
+from vcuda.x509 import BACKDATE, Names, Signed, is_ours, signed_by
 
 Certificates = tuple[x509.Certificate, ...]
 
@@ -207,15 +206,6 @@ def in_look_ahead(certificate: x509.Certificate, now: datetime) -> bool:
     # A third of the life is enough time for retries if the renewal fails at first. cert-manager renews at a third too.
     life = certificate.not_valid_after_utc - issued(certificate)
     return certificate.not_valid_after_utc - now < life / 3
-
-
-def signed_by(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Return True if ``authority`` signed ``leaf`` and is named as its issuer. Validity periods are not checked."""
-    try:
-        leaf.verify_directly_issued_by(authority)
-    except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError):
-        return False
-    return True
 
 
 def trusts(bundle: Iterable[x509.Certificate], leaf: x509.Certificate | None, now: datetime) -> bool:

@@ -16,7 +16,7 @@ from vcuda.errors import Forbidden, VcudaError
 from vcuda.ledger.ledger import Ledger
 from vcuda.ledger.text import write_ledger
 from vcuda.registration import ANNOTATION, CALLED, PROBE, RESOURCES
-from vcuda.tls import serving_files
+from vcuda.tls import OURS, WRITTEN_BY, serving_files
 from vcuda.x509 import Names, make_authority, make_leaf
 
 Json = dict[str, Any]
@@ -24,7 +24,8 @@ SYSTEM, LEDGERS = "/api/v1/namespaces/vcuda-quota", "/api/v1/namespaces/vcuda-qu
 DEPLOYMENTS = "/apis/apps/v1/namespaces/vcuda-quota/deployments"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/vcuda-quota/leases/vcuda-controller"
 SECRET = f"{SYSTEM}/secrets/vcuda-webhook-tls"
-CRON_JOB = "/apis/batch/v1/namespaces/vcuda-quota/cronjobs/vcuda-certs"
+CRON_JOBS = "/apis/batch/v1/namespaces/vcuda-quota/cronjobs"
+CRON_JOB = f"{CRON_JOBS}/vcuda-certs"
 NOW = datetime.now(UTC).replace(microsecond=0)
 CREATED = f"{NOW - timedelta(days=1):%FT%TZ}"
 READY = {"type": "Ready", "status": "True"}
@@ -117,10 +118,29 @@ class Installed(Cluster):
         authority = make_authority(at)
         leaf = make_leaf(authority, Names(("localhost",)), at)
         files = {each.name: base64.b64encode(each.content).decode() for each in serving_files(authority, leaf)}
-        self.store(SECRET, {"metadata": {"name": "vcuda-webhook-tls"}, "data": files})
+        self.store(SECRET, {"metadata": {"name": "vcuda-webhook-tls", "labels": {WRITTEN_BY: OURS}}, "data": files})
         expiry = leaf.certificate.not_valid_after_utc.timestamp()
         for number in range(2):
             self.serve(number, vcuda_quota_config_valid=1, vcuda_serving_certificate_expiry_seconds=expiry)
+
+    def install_part(self, name: str, at: datetime = NOW) -> None:
+        """Install the certificates of an optional part, which were issued at this time.
+
+        ``name``: ``extender``, or a client certificate, whose CA is in a ConfigMap: ``client`` or ``scheduler``.
+        """
+        job = f"vcuda-{name}-certs"
+        self.store(f"{SYSTEM}/serviceaccounts/{job}", {"metadata": {"name": job, "creationTimestamp": CREATED}})
+        metadata = {"name": job, "creationTimestamp": CREATED}
+        self.store(f"{CRON_JOBS}/{job}", {"metadata": metadata, "spec": {"jobTemplate": {}}})
+        authority = make_authority(at)
+        leaf = make_leaf(authority, Names(("localhost",)), at)
+        files = {each.name: each.content for each in serving_files(authority, leaf)}
+        if name != "extender":
+            data = {"ca.crt": files.pop("ca.crt").decode()}
+            self.store(f"{SYSTEM}/configmaps/vcuda-{name}-ca", {"metadata": {}, "data": data})
+        encoded = {key: base64.b64encode(content).decode() for key, content in files.items()}
+        own = {"name": f"vcuda-{name}-tls", "labels": {WRITTEN_BY: OURS}}
+        self.store(f"{SYSTEM}/secrets/vcuda-{name}-tls", {"metadata": own, "data": encoded})
 
     def serve(self, number: int, **metrics: float) -> None:
         text = "".join(f"{name} {value:.0f}\n" for name, value in metrics.items())

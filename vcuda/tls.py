@@ -30,6 +30,12 @@ AUTHORITY_KEY = "ca.key"
 LEAF_CERTIFICATE = "tls.crt"
 LEAF_KEY = "tls.key"
 
+WRITTEN_BY, OURS = "quota.vcuda.io/written-by", "vcuda-certs"
+"""The label of the objects that vcuda-certs writes, and its value. Helm overwrites ``app.kubernetes.io/managed-by``."""
+OTHER_TOOLS = {"cert-manager.io/": "cert-manager", "service.beta.openshift.io/": "OpenShift's service CA"}
+"""If an object has an annotation with one of these prefixes, another tool manages the object. vcuda-certs must not
+write this object. For example, cert-manager's cainjector would overwrite the caBundles in it."""
+
 DIAL_TIMEOUT_SECONDS = 5.0
 """The timeout in seconds of the TCP connection, and also of the TLS handshake."""
 DIALLED_AT_ONCE = 16

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -169,6 +170,15 @@ def _make_leaf(
         (x509.ExtendedKeyUsage([usage]), False),
         *more,
     )
+
+
+def signed_by(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Return True if ``authority`` signed ``leaf`` and is named as its issuer. Validity periods are not checked."""
+    try:
+        leaf.verify_directly_issued_by(authority)
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError):
+        return False
+    return True
 
 
 def is_ours(certificate: x509.Certificate, named: Literal["subject", "issuer"] = "subject") -> bool:

@@ -76,10 +76,11 @@ def doctor(
     """Check the whole installation, and print for each fault what to do.
 
     The checks: the registered webhooks and policies, and whether the API server calls and applies them; each replica of
-    the webhook, at its own address; the controller and its leader; the rollout of both; the ServiceAccounts and their
-    rights; images that differ; the certificates and the CronJob that renews them; the quota in force, and when it was
-    last changed; the labels of namespaces; models without nodes; nodes without a model; closed and damaged ledgers. All
-    requests go through the API server. The only writes are dry runs and SubjectAccessReviews, which store nothing.
+    the webhook, at its own address; the controller and its leader; the rollout of both, and of the scheduler; the
+    ServiceAccounts and their rights; images that differ; all certificates and the CronJobs that renew them; the quota
+    in force, and when it was last changed; the labels of namespaces; models without nodes; nodes without a model;
+    closed and damaged ledgers. All requests go through the API server. The only writes are dry runs and
+    SubjectAccessReviews, which store nothing.
 
     A check is `ok`, `wrong`, or `unknown` if something cannot be read, for example because a permission is missing.
 

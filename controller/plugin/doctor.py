@@ -4,19 +4,18 @@ The checks use only requests to the API server, as an administrator's kubeconfig
 read, its check says so, and does not guess. `controller.plugin.installation` reads the objects.
 """
 
-import datetime
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from controller import certificates, registration
+from controller import registration
+from controller.plugin.defects import MISSING_PERMISSION, OK, UNKNOWN, Defect
 from controller.plugin.installation import (
     BROKEN,
     CERTIFICATES,
     CONTROLLER,
-    SECRET,
+    SCHEDULER,
     WEBHOOK,
     Installation,
     Json,
@@ -24,11 +23,11 @@ from controller.plugin.installation import (
     Place,
     Replica,
 )
+from controller.plugin.issued import certificate_defects
 from controller.plugin.nodes import connect_to_cluster
 from controller.plugin.rights import fault_of_account, missing_rights
 from controller.recount import labels
 from vcuda import errors
-from vcuda.cli import whole_units
 from vcuda.kube.ledger_store import ledger_name
 from vcuda.ledger.text import OtherFormat, read_ledger
 from vcuda.placement.missing_models import model_warnings
@@ -36,25 +35,18 @@ from vcuda.quota.terms import team_path
 from vcuda.quota.values import listed
 from vcuda.registration import DECLARED, summarize_missing
 
-OK, WRONG, UNKNOWN = "ok", "wrong", "unknown"
 MAX_NAMES = 5
 """The maximum number of names that one finding lists."""
 
-MISSING_PERMISSION = "Give your account this permission"
 CORRECT_PLACE = "Set the flag --quota-configmap, or the chart's value quota.name, to the ConfigMap that has the limits"
 NO_QUOTA_READ = (
     'Set the failurePolicy to Ignore by the command under "The bad night" in docs/troubleshooting.md, because no '
     "replica can answer. Then apply the corrected document, and set the failurePolicy to Fail again"
 )
 REMOVE_FINALIZERS = 'the commands under "The namespace of the ledgers is being deleted" in docs/troubleshooting.md'
-REPLICAS = {WEBHOOK: 3, CONTROLLER: 2}
+REPLICAS = {WEBHOOK: 3, CONTROLLER: 2, SCHEDULER: 2}
 """The number of replicas that the manifests set for each Deployment."""
 _REFUSED = (registration.NO_TRUST, registration.EXPIRED)
-_MAX_FAILING = datetime.timedelta(hours=2)
-"""The time without a successful Job of the CronJob after which its Jobs count as failing. The CronJob runs hourly."""
-_CERTIFICATE_JOBS = (CERTIFICATES, *(f"vcuda-{name}-certs" for name in ("client", "extender", "scheduler")))
-MAX_RESTARTS = 3
-"""A pod of a Job counts as failing if its container has been restarted at least this many times."""
 _CALL_FAILED, _NO_SERVICE = "failed calling webhook", f'service "{WEBHOOK}" not found'
 _NO_CLIENT_CERTIFICATE = "the server has asked for the client to provide credentials"
 """The API server's answer contains this text if the webhook requires a client certificate that it does not present."""
@@ -69,14 +61,6 @@ class Finding:
     state: str
     text: str
     action: str = ""
-
-
-class Defect(NamedTuple):
-    """A fault that a check found. ``state``: `WRONG`, or `UNKNOWN` if something cannot be read."""
-
-    text: str
-    action: str
-    state: str = WRONG
 
 
 Examination = Callable[[Installation], Iterator[Defect | str]]
@@ -117,13 +101,13 @@ def _registration(seen: Installation) -> Iterator[Defect | str]:
         if each in (registration.NO_POLICIES, registration.NO_WEBHOOKS):
             yield Defect(str(each), "Enable this admission plugin in each API server")
         elif each in _REFUSED:
-            yield Defect(str(each), seen.renew)
+            yield Defect(str(each), seen.renewal())
     declared = [each for each in missing if (each.kind, each.name) in DECLARED and each not in _REFUSED]
     unread = [each for each in declared if each.unread]
     if unread:
         yield Defect(summarize_missing(unread), MISSING_PERMISSION, UNKNOWN)
     if wrong := [each for each in declared if each not in unread]:
-        yield Defect(summarize_missing(wrong), f"{seen.apply}. Then register the webhooks: {seen.job}")
+        yield Defect(summarize_missing(wrong), f"{seen.apply}. Then register the webhooks: {seen.run(CERTIFICATES)}")
     if failure and _CALL_FAILED in str(failure):
         known = {_NO_SERVICE: seen.apply, _NO_CLIENT_CERTIFICATE: NOT_PRESENTED}
         action = next((known[text] for text in known if text in str(failure)), seen.describe(WEBHOOK))
@@ -212,53 +196,16 @@ def _versions(seen: Installation) -> Iterator[Defect | str]:
     yield f"all pods run {next(iter(seen.images.values()), 'no image')}"
 
 
-def _certificates(seen: Installation) -> Iterator[Defect | str]:
-    now, texts = datetime.datetime.now(datetime.UTC), list[str]()
-    issued = seen.certificates()
-    if not issued:
-        yield Defect(f"Secret {seen.system}/{SECRET} does not exist", seen.renew)
-    for key, one in issued.items():
-        if one.end:
-            left = one.end - now
-            when = f"expires in {whole_units(left)}" if left.days >= 0 else f"expired {whole_units(-left)} ago"
-            texts.append(f"{key} {when}, at {one.end:%FT%TZ}")
-        if certificates.is_late(one, now):
-            yield Defect(f"{texts[-1]}, and was not renewed in time", seen.renew)
-    end = issued["tls.crt"].end if issued else None
-    for each in seen.replicas:
-        served = each.metrics.get("vcuda_serving_certificate_expiry_seconds")
-        if served and end and abs(served - end.timestamp()) > 1:
-            restart = f"If this lasts for minutes: {seen.kubectl(f'rollout restart deployment/{WEBHOOK}')}"
-            yield Defect(f"pod {each.pod} serves another certificate than Secret {SECRET} has", restart)
-    yield from _renewal(seen)
-    yield from _failing_jobs(seen)
-    yield "; ".join(texts)
-
-
-def _renewal(seen: Installation) -> Iterator[Defect]:
-    # With cert-manager the same CronJob repairs the webhooks.
-    job, where = seen.cron_job, f"CronJob {seen.system}/{CERTIFICATES}"
-    if job is None:
-        yield Defect(f"{where} does not exist, so it renews no certificate and repairs no webhook", seen.apply)
+def _scheduler(seen: Installation) -> Iterator[Defect | str]:
+    # The scheduler is optional. If the default scheduler calls the extender instead, it does not exist.
+    if seen.deployment(SCHEDULER) is None and f"--scheduler-name={SCHEDULER}" not in seen.arguments(WEBHOOK):
         return
-    if job["spec"].get("suspend"):
-        resume = seen.kubectl(f"""patch cronjob {CERTIFICATES} -p '{{"spec":{{"suspend":false}}}}'""")
-        yield Defect(f"{where} is suspended, so it renews no certificate and repairs no webhook", resume)
-    status = job.get("status") or {}
-    since = status.get("lastSuccessfulTime") or job["metadata"]["creationTimestamp"]
-    started = status.get("lastScheduleTime") or since
-    if datetime.datetime.fromisoformat(started) - datetime.datetime.fromisoformat(since) > _MAX_FAILING:
-        logs = seen.kubectl(f"logs -l app.kubernetes.io/name={CERTIFICATES} --tail=50")
-        yield Defect(f"no Job of {where} has succeeded since {since}", f"Read the log of its Jobs: {logs}")
-
-
-def _failing_jobs(seen: Installation) -> Iterator[Defect]:
-    for name in _CERTIFICATE_JOBS:
-        for pod, each in seen.pods(name).items():
-            restarts = max((one["restartCount"] for one in each["status"].get("containerStatuses", ())), default=0)
-            if restarts >= MAX_RESTARTS:
-                logs = seen.kubectl(f"logs {pod} --previous")
-                yield Defect(f"pod {pod} has failed {restarts} times to renew certificates", f"Read its log: {logs}")
+    pods = seen.pods(SCHEDULER)
+    yield from _rollout(seen, SCHEDULER, pods)
+    for name, pod in pods.items():
+        if fault := seen.fault_of(pod):
+            yield Defect(f"pod {name} {fault}", seen.describe(SCHEDULER))
+    yield f"all {len(pods)} pods of Deployment {SCHEDULER} are ready"
 
 
 def _quota(seen: Installation) -> Iterator[Defect | str]:
@@ -368,8 +315,9 @@ CHECKS: dict[str, Examination] = {
     "webhook": _webhook,
     "controller": _controller,
     "rights": _rights,
+    "scheduler": _scheduler,
     "versions": _versions,
-    "certificates": _certificates,
+    "certificates": certificate_defects,
     "quota": _quota,
     "namespaces": _namespaces,
     "models": _models,

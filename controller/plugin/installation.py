@@ -3,21 +3,18 @@
 The API server forwards a request to one pod (subresource ``pods/proxy``), so no port forwarding is needed.
 """
 
-import base64
 import datetime
 import enum
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
-from cryptography import x509
 from prometheus_client.parser import text_string_to_metric_families
 
-from controller.certificates import ServedCertificate
 from controller.elector import Lease
 from controller.plugin import nodes
 from controller.recount import labels
@@ -29,7 +26,8 @@ from vcuda.kube.ledger_store import KEY, NAMESPACE_LABEL
 from vcuda.quota.terms import SYSTEM_NAMESPACES
 from vcuda.requests.config import QuotaConfig, parse_config
 
-WEBHOOK, CONTROLLER, CERTIFICATES, SECRET = "vcuda-webhook", "vcuda-controller", "vcuda-certs", "vcuda-webhook-tls"
+WEBHOOK, CONTROLLER, SCHEDULER = "vcuda-webhook", "vcuda-controller", "vcuda-scheduler"
+CERTIFICATES, SECRET = "vcuda-certs", "vcuda-webhook-tls"
 BROKEN = (*k8s_types.UNDECODABLE, KeyError, TypeError, AttributeError, ValueError)
 """The errors that reading an object may raise if somebody has edited the object."""
 
@@ -90,10 +88,9 @@ class Installation:
         """The namespace of the webhook and the controller."""
         return self.place.system_namespace
 
-    @property
-    def job(self) -> str:
-        """The command that repairs the certificates and the registration."""
-        return self.kubectl(f"create job --from=cronjob/{CERTIFICATES} certs-now")
+    def run(self, job: str) -> str:
+        """Return the command that runs a CronJob now. `CERTIFICATES` repairs the certificates and the registration."""
+        return self.kubectl(f"create job --from=cronjob/{job} {job.removeprefix('vcuda-')}-now")
 
     @property
     def apply(self) -> str:
@@ -156,6 +153,11 @@ class Installation:
         """Return a Deployment; None if it does not exist."""
         return self._get(f"/apis/apps/v1/namespaces/{segment(self.system)}/deployments/{segment(name)}")
 
+    def arguments(self, name: str) -> Collection[str]:
+        """Return the arguments of a Deployment's first container; none if the Deployment does not exist."""
+        deployment = self.deployment(name)
+        return deployment["spec"]["template"]["spec"]["containers"][0].get("args") or () if deployment else ()
+
     def account(self, name: str) -> Json | None:
         """Return a ServiceAccount; None if it does not exist."""
         return self._get(f"/api/v1/namespaces/{segment(self.system)}/serviceaccounts/{segment(name)}")
@@ -165,16 +167,14 @@ class Installation:
         """The quota ConfigMaps, as NAMESPACE/NAME, of the Deployments that use another one than `place`."""
         found = dict[str, str]()
         for name in (WEBHOOK, CONTROLLER):
-            if deployment := self.deployment(name):
-                arguments = deployment["spec"]["template"]["spec"]["containers"][0].get("args") or ()
-                pairs = (each.partition("=") for each in arguments)
-                found.update((name, value) for flag, _, value in pairs if flag == "--quota-configmap")
+            pairs = (each.partition("=") for each in self.arguments(name))
+            found.update((name, value) for flag, _, value in pairs if flag == "--quota-configmap")
         return {name: other for name, other in found.items() if other != "/".join(self.place.quota[:2])}
 
-    @functools.cached_property
-    def cron_job(self) -> Json | None:
-        """The CronJob that renews the certificates and repairs the webhooks; None if it does not exist."""
-        return self._get(f"/apis/batch/v1/namespaces/{segment(self.system)}/cronjobs/{CERTIFICATES}")
+    @functools.lru_cache(maxsize=8)  # noqa: B019  # a process has one installation
+    def cron_job(self, name: str) -> Json | None:
+        """Return a CronJob; None if it does not exist."""
+        return self._get(f"/apis/batch/v1/namespaces/{segment(self.system)}/cronjobs/{segment(name)}")
 
     @functools.lru_cache(maxsize=8)  # noqa: B019  # a process has one installation
     def pods(self, name: str) -> Mapping[str, Json]:
@@ -214,8 +214,8 @@ class Installation:
         for name in (WEBHOOK, CONTROLLER):
             if deployment := self.deployment(name):
                 found[f"Deployment {name}"] = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
-        if self.cron_job:
-            template = self.cron_job["spec"]["jobTemplate"]["spec"]["template"]
+        if job := self.cron_job(CERTIFICATES):
+            template = job["spec"]["jobTemplate"]["spec"]["template"]
             found[f"CronJob {CERTIFICATES}"] = template["spec"]["containers"][0]["image"]
         return found
 
@@ -232,31 +232,26 @@ class Installation:
             spec.holder_identity or "", renewed, expires, heard.date or datetime.datetime.now(datetime.UTC)
         )
 
-    @functools.cached_property
-    def secret(self) -> Json | None:
-        """The Secret with the webhook's certificate; None if it does not exist."""
-        return self._get(f"/api/v1/namespaces/{segment(self.system)}/secrets/{SECRET}")
+    @functools.lru_cache(maxsize=8)  # noqa: B019  # a process has one installation
+    def secret(self, name: str) -> Json | None:
+        """Return a Secret; None if it does not exist."""
+        return self._get(f"/api/v1/namespaces/{segment(self.system)}/secrets/{segment(name)}")
 
-    @property
-    def renew(self) -> str:
-        """The command that renews certificate and caBundles. If cert-manager writes them, it shows their state."""
+    def config_map(self, name: str) -> Json | None:
+        """Return a ConfigMap; None if it does not exist."""
+        return self._get(f"/api/v1/namespaces/{segment(self.system)}/configmaps/{segment(name)}")
+
+    def renewal(self, job: str = CERTIFICATES) -> str:
+        """Return the command that renews the certificate of a CronJob, and for `CERTIFICATES` also the caBundles. If
+        cert-manager writes the webhook's certificate, the command shows the state of cert-manager."""
+        if job != CERTIFICATES:
+            return f"Renew the certificate: {self.run(job)}"
         configuration = self._get("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota")
-        annotations = [each["metadata"].get("annotations", {}) for each in (self.secret, configuration) if each]
+        annotations = [each["metadata"].get("annotations", {}) for each in (self.secret(SECRET), configuration) if each]
         if any(key.startswith("cert-manager.io/") for key in itertools.chain(*annotations)):
             certificates = self.kubectl("describe certificates,certificaterequests")
             return f"See why cert-manager does not renew it: {certificates}, and kubectl -n cert-manager get pods"
-        return f"Renew the certificate: {self.job}"
-
-    def certificates(self) -> Mapping[str, ServedCertificate]:
-        """Return the certificate and the CA in the webhook's Secret, by key. Raises BadInput if one is malformed."""
-        found = {}
-        for key in ("tls.crt", "ca.crt") if self.secret else ():
-            try:
-                one = x509.load_pem_x509_certificate(base64.b64decode(((self.secret or {}).get("data") or {})[key]))
-            except (KeyError, ValueError) as error:
-                raise errors.BadInput(f"{key} in Secret {SECRET} is not a certificate: {error}") from error
-            found[key] = ServedCertificate("", "", one.not_valid_before_utc, one.not_valid_after_utc)
-        return found
+        return f"Renew the certificate: {self.run(job)}"
 
     def ledgers(self) -> tuple[Mapping[str, str], frozenset[str]]:
         """Return the texts of the ledgers by namespace, and the namespaces whose mark says that they had a ledger."""

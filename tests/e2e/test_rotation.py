@@ -10,11 +10,11 @@ import pytest
 from cryptography import x509
 
 from certs.parsing import read_certificates
-from certs.state import signed_by
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import account_of
 from tests.e2e.stage import SERVER_NAME, Stage, staged, unnoticed, utc_now
 from tests.e2e.steady import shake
+from vcuda.x509 import signed_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_version]
 

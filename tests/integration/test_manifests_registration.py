@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from certs.client import client as certs_client
-from certs.parsing import CLIENT_CA_KEY, OURS, WRITTEN_BY
+from certs.parsing import CLIENT_CA_KEY
 from controller.recount.labels import PROBE_POLICY
 from tests import rendered as manifests
 from tests.integration.overlays import every_overlay, flags
 from tests.rendered import BASE, Json, composed, container, label, one, overlay_of, pod_spec, rendered
 from vcuda.registration import PROBE
+from vcuda.tls import OURS, WRITTEN_BY
 
 pytestmark = pytest.mark.slow
 

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from controller import registration
 from controller.plugin.kubectl import Kubectl
 from tests.api_double import ApiDouble
 from tests.cleaner import Cleaner
 from tests.gpuquota import Cluster
+from tests.installed import Installed
 from tests.replicas import Clock, Replica
 from vcuda.kube import Kube
 
@@ -66,3 +68,14 @@ def cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
     return tmp_path / "pods.yaml"
+
+
+@pytest.fixture
+def installed(home: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
+    """Return a test double of a cluster with a healthy installation, to which every kubeconfig connects."""
+    found = Installed()
+    monkeypatch.setattr(Kubectl, "find", lambda *_: found)
+    monkeypatch.setattr(Kube, "connect", lambda *_: found.kube)
+    monkeypatch.setattr(registration, "PAUSE_SECONDS", 0)
+    assert not (home / ".kube").exists()
+    return found

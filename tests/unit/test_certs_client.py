@@ -16,6 +16,7 @@ from certs import parsing, state, steps
 from certs.rotation import Rotation
 from tests.rotation_world import LONG, SEEN_LONG, START, Pod, World
 from tests.tables import cases
+from vcuda.tls import OURS, WRITTEN_BY
 from vcuda.x509 import Names, common_name, is_ours, make_authority
 
 DAY = timedelta(days=1)
@@ -131,10 +132,10 @@ CAS = make_authority(START, client=True).certificate_pem().decode()
     "config_map, found",
     no_ConfigMap_yet=(None, (0, False, False)),
     empty=({"metadata": {}, "data": None}, (0, False, False)),
-    ours=({"metadata": {"labels": {parsing.WRITTEN_BY: parsing.OURS}}, "data": {"ca.crt": CAS}}, (1, False, False)),
+    ours=({"metadata": {"labels": {WRITTEN_BY: OURS}}, "data": {"ca.crt": CAS}}, (1, False, False)),
     somebody_elses=({"metadata": {}, "data": {"ca.crt": CAS}}, (1, False, True)),
     other_text_besides_certificates=(
-        {"metadata": {"labels": {parsing.WRITTEN_BY: parsing.OURS}}, "data": {"ca.crt": f"{CAS}words"}},
+        {"metadata": {"labels": {WRITTEN_BY: OURS}}, "data": {"ca.crt": f"{CAS}words"}},
         (1, True, False),
     ),
 )

@@ -18,7 +18,7 @@ from certs.parsing import SERVED, TLS_TYPE, TRUSTED, read_authorities, read_auth
 from certs.state import SeenSince, fingerprint, names_of
 from tests.tables import cases
 from vcuda.errors import BadInput
-from vcuda.tls import ServingCertificate
+from vcuda.tls import OURS, WRITTEN_BY, ServingCertificate
 from vcuda.x509 import DEVELOPMENT, Signed, is_ours, make_authority, make_leaf
 
 NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
@@ -33,7 +33,7 @@ SECRETS = [line for pair in (CA, NEXT, LEAF) for line in pair.key_pem().decode()
 
 def secret(annotations: dict[str, str] | None = None, **data: bytes) -> dict[str, Any]:
     """Return a Secret of this project. ``ca_crt`` is the value of its key ca.crt."""
-    metadata = {"name": "vcuda-webhook-tls", "resourceVersion": "7", "labels": {parsing.WRITTEN_BY: parsing.OURS}}
+    metadata = {"name": "vcuda-webhook-tls", "resourceVersion": "7", "labels": {WRITTEN_BY: OURS}}
     texts = {name.replace("_", "."): base64.b64encode(text).decode() for name, text in data.items()}
     return {"metadata": {**metadata, "annotations": annotations}, "type": TLS_TYPE, "data": texts}
 

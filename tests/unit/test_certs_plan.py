@@ -6,11 +6,11 @@ from datetime import timedelta
 
 from certs import steps
 from certs.plan import plan
-from certs.state import Authorities, Problem, Serving, State, is_valid, known, signed_by
+from certs.state import Authorities, Problem, Serving, State, is_valid, known
 from certs.steps import Done, Forget, IssueLeaf, MakeAuthority, NoteServed, Promote, SetBundles, StepRejected, Wait
 from tests.rotation_world import LOCK, LONG, NAMES, NEW, POLICY, SEEN_LONG, START, World, healthy, rotated
 from tests.tables import cases
-from vcuda.x509 import Names, make_authority, make_leaf
+from vcuda.x509 import Names, make_authority, make_leaf, signed_by
 
 NOW, MINUTE, HOUR, DAY = timedelta(), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 UNSEEN = steps.SeenFor()

@@ -13,11 +13,11 @@ from hypothesis import example, given, settings, strategies as st
 
 from certs.plan import plan
 from certs.rotation import Observations, Rotation
-from certs.state import Authorities, Hook, Serving, signed_by
+from certs.state import Authorities, Hook, Serving
 from certs.steps import Done, RotationPolicy, StepRejected, Wait, Write, write_of
 from tests.rotation_world import NAMES, NEW, START, Killed, World, healthy, with_stragglers
 from vcuda.errors import Conflict
-from vcuda.x509 import make_authority, make_leaf
+from vcuda.x509 import make_authority, make_leaf, signed_by
 
 pytestmark = pytest.mark.slow
 

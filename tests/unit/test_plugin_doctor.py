@@ -1,16 +1,13 @@
 """Tests of `kubectl gpuquota doctor`, which checks a whole installation and says what to do about each fault."""
 
-import json
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from controller import registration
-from controller.plugin.kubectl import Kubectl
 from examples.discovery import A100, hami, node
+from tests.faults import JOB, expect_fault, findings, removed
 from tests.gpuquota import run
 from tests.installed import (
     CRON_JOB,
@@ -20,7 +17,6 @@ from tests.installed import (
     NOW,
     OF_POLICY,
     OF_VALIDATING,
-    SECRET,
     SYSTEM,
     Installed,
     Json,
@@ -31,26 +27,11 @@ from tests.quota_map import QUOTA
 from tests.rbac import RBAC
 from tests.tables import cases
 from vcuda.errors import ApiError, Forbidden, NotFound, Unavailable, VcudaError
-from vcuda.kube import Kube
-from vcuda.ledger.ledger import Ledger, Reservation
-
-JOB = "kubectl -n vcuda-quota create job --from=cronjob/vcuda-certs certs-now"
 
 
 @pytest.fixture
-def api(home: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
-    api = Installed()
-    monkeypatch.setattr(Kubectl, "find", lambda *_: api)
-    monkeypatch.setattr(Kube, "connect", lambda *_: api.kube)
-    monkeypatch.setattr(registration, "PAUSE_SECONDS", 0)
-    assert not (home / ".kube").exists()
-    return api
-
-
-def findings(status: int) -> list[dict[str, str]]:
-    told = run("doctor", "-o", "json")
-    assert (told.exit_code, told.stderr) == (status, "")
-    return list[dict[str, str]](json.loads(told.stdout))
+def api(installed: Installed) -> Installed:
+    return installed
 
 
 @pytest.mark.usefixtures("api")
@@ -72,10 +53,6 @@ def test_a_healthy_installation_has_an_ok_line_for_each_check() -> None:
         "1 of 5 namespaces are limited",
     ):
         assert text in shown
-
-
-def removed(path: str) -> Callable[[Installed], None]:
-    return lambda api: api.remove(path)
 
 
 def served(number: int, page: str, answer: bytes | VcudaError) -> Callable[[Installed], None]:
@@ -101,13 +78,16 @@ def account(api: Installed, name: str) -> Json:
     return metadata
 
 
-def reads_quota(api: Installed, place: str) -> None:
+def set_arguments(api: Installed, *arguments: str) -> None:
     [container] = api.objects[f"{DEPLOYMENTS}/vcuda-webhook"]["spec"]["template"]["spec"]["containers"]
-    container["args"] = ["vcuda-webhook", "serve", f"--quota-configmap={place}"]
+    container["args"] = ["vcuda-webhook", "serve", *arguments]
+
+
+def reads_quota(api: Installed, place: str) -> None:
+    set_arguments(api, f"--quota-configmap={place}")
 
 
 OF_CERT_MANAGER = {"cert-manager.io/inject-ca-from": "vcuda-quota/ca"}
-LOST = Ledger(reserved={"lost": Reservation({}, 7)})
 BAD_IMAGE = waiting("ImagePullBackOff", "no such image")
 NO_CLIENT_CERTIFICATE = "the server has asked for the client to provide credentials"
 CALL_FAILED = Unavailable('failed calling webhook "config.quota.vcuda.io": connection refused')
@@ -248,33 +228,6 @@ CALL_FAILED = Unavailable('failed calling webhook "config.quota.vcuda.io": conne
         lambda api: api.objects[CRON_JOB]["spec"]["jobTemplate"]["spec"]["template"].update(spec=spec("vcuda-quota:0")),
         *("versions", "CronJob vcuda-certs has vcuda-quota:0", "rollout status deployment/vcuda-webhook"),
     ),
-    expired_today=(
-        lambda api: api.issue(NOW - timedelta(days=90, hours=3, minutes=5)),
-        *("certificates", "tls.crt expired 3 hours ago, at ", JOB),
-    ),
-    late=(lambda api: api.issue(NOW - timedelta(days=70)), "certificates", "was not renewed in time", JOB),
-    no_certificate=(removed(SECRET), "certificates", "Secret vcuda-quota/vcuda-webhook-tls does not exist", JOB),
-    cert_manager=(
-        lambda api: (api.remove(SECRET), api.objects[OF_VALIDATING]["metadata"]["annotations"].update(OF_CERT_MANAGER)),
-        *("certificates", "Secret vcuda-quota/vcuda-webhook-tls does not exist", "describe certificates"),
-    ),
-    no_cron_job=(removed(CRON_JOB), "certificates", "CronJob vcuda-quota/vcuda-certs does not exist", "helm upgrade"),
-    suspended_cron_job=(
-        lambda api: api.objects[CRON_JOB]["spec"].update(suspend=True),
-        *("certificates", "vcuda-certs is suspended", """patch cronjob vcuda-certs -p '{"spec":{"suspend":false}}'"""),
-    ),
-    failed_jobs=(
-        lambda api: api.objects[CRON_JOB].update(status={"lastScheduleTime": f"{NOW:%FT%TZ}"}),
-        *("certificates", "no Job of CronJob vcuda-quota/vcuda-certs has succeeded since ", "logs -l"),
-    ),
-    crash_looping_job=(
-        stored("vcuda-client-certs-x", pod(containerStatuses=[{"restartCount": 3}])),
-        *("certificates", "certs-x has failed 3 times to renew certificates", "logs vcuda-client-certs-x --previous"),
-    ),
-    other_certificate=(
-        lambda api: api.serve(1, vcuda_serving_certificate_expiry_seconds=5),
-        *("certificates", "pod vcuda-webhook-1 serves another certificate", "rollout restart"),
-    ),
     malformed=(lambda api: api.quota("{team-a: 8}"), "quota", "is malformed, and the last good", "Correct"),
     no_quota=(
         lambda api: (api.remove(QUOTA), api.label("team-a", "false")),
@@ -307,31 +260,16 @@ CALL_FAILED = Unavailable('failed calling webhook "config.quota.vcuda.io": conne
         lambda api: api.store("/api/v1/nodes/h2", node(hami(A100), name="h2")),
         *("nodes", "these GPU nodes have no model: h2", "kubectl label node h2 gaia.tencent.com/gpu-model=MODEL"),
     ),
-    lost=(lambda api: api.store_ledger("team-a", LOST), "ledgers", "of namespace team-a is closed", "Wait 90 s"),
-    damaged=(
-        lambda api: api.store_ledger("team-a", "{"),
-        *("ledgers", "of namespace team-a cannot be read", "delete configmap gpu-ledger-team-a"),
-    ),
-    other_format=(
-        lambda api: api.store_ledger("team-a", '{"format": 99}'),
-        *("ledgers", "another release wrote the ledger", "Update all parts to one release"),
-    ),
-    ledger_deleted=(
-        lambda api: (
-            api.remove(f"{LEDGERS}/gpu-ledger-team-a"),
-            api.store(f"{LEDGERS}/m", {"metadata": {"name": "gpu-ledger-opened.team-a"}}),
-        ),
-        *("ledgers", "the ledger of namespace team-a was deleted", "Wait 90 s"),
+    scheduler_deployment_deleted=(
+        lambda api: set_arguments(api, "--scheduler-name=vcuda-scheduler"),
+        *("scheduler", "Deployment vcuda-quota/vcuda-scheduler does not exist", "helm upgrade"),
     ),
 )
 def test_a_fault_has_one_line_that_says_what_to_do(
     api: Installed, damage: Callable[[Installed], Any], check: str, text: str, action: str
 ) -> None:
     damage(api)
-    [found] = [each for each in findings(1) if each["state"] == "wrong"]
-    assert (found["check"], text in found["text"], action in found["action"]) == (check, True, True), found
-    [line] = [line for line in run("doctor").stdout.splitlines() if line.split()[:2] == [check, "wrong"]]
-    assert line.endswith(f" Do this: {found['action']}")
+    expect_fault(check, text, action)
 
 
 @cases(
@@ -340,7 +278,7 @@ def test_a_fault_has_one_line_that_says_what_to_do(
     pods_proxy=("/proxy/", "webhook"),
     lease=("/leases/", "controller"),
     rights=("/subjectaccessreviews", "rights"),
-    accounts=("/serviceaccounts/", "rights"),
+    accounts=("/serviceaccounts/", "rights certificates"),
     images=("/cronjobs/", "versions certificates"),
     secret=("/secrets/", "certificates"),
 )

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from certs.parsing import OURS, WRITTEN_BY
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json, administering
 from tests.e2e.installation import SYSTEM_NAMESPACE
@@ -25,6 +24,7 @@ from tests.integration.reviews import card_pod, gpu_pod
 from tests.match_conditions import declared
 from tests.rendered import MANIFESTS, rendered
 from tools.control_plane import Settings, running_control_plane
+from vcuda.tls import OURS, WRITTEN_BY
 from vcuda.x509 import make_authority, make_leaf, service_names
 
 pytestmark = pytest.mark.timeout(240)
