@@ -15,9 +15,8 @@ from msgspec.structs import replace
 from tests.team_documents import CARD, CHARGES, MODELS, NAMESPACES, TEAMS, Conflict, Document, Pod, Store, documents
 from vcuda.ledger import team as rules
 from vcuda.ledger.ledger import LOST, Admitted, Ledger, Pending, Reservation, admit, charges_by_model, is_older
-from vcuda.ledger.team import Allotted, TeamLedger
+from vcuda.ledger.team import Allotted, Membership, TeamLedger
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, fits, total
-from webhook.ledger.drafts import Membership
 
 REPLICA = "replica"
 AGES = st.sampled_from((0, 0, 0, 1, 2))
@@ -136,7 +135,7 @@ class TeamMachine(RuleBasedStateMachine):
         quota, uid, asked = self.documents[number].quota(namespace), next(self.uids), Pending(model, charge)
         membership = Membership.of(quota, str(number + 1))
         version, ledger = yield from self._placed(namespace, number)
-        if ledger.lost or (not membership.is_recorded(ledger) and is_older(membership.version, ledger.placed)):
+        if ledger.lost or membership.is_outdated_for(ledger):
             return
         decided = admit(ledger, uid, asked, quota, enforced=True)
         if not isinstance(decided, Admitted):
@@ -176,7 +175,7 @@ class TeamMachine(RuleBasedStateMachine):
         draft = next(
             (each for each in drafts if rules.fits_team(membership.team, others, rules.needed(each))), drafts[-1]
         )
-        raised = membership.raised(stored, namespace, draft, planned=rules.needed(draft), extra={})
+        raised = membership.raise_allotment(stored, namespace, draft, planned=rules.needed(draft), extra={})
         yield
         self.store.write(membership.team.name, raised.team, version)
         return raised.ledger

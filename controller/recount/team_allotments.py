@@ -146,7 +146,7 @@ class TeamAllotments:
         """
         opened = self._opened(team.name)
         ledger = opened.ledger
-        if namespace not in ledger.allotted and len(ledger.allotted) >= MAX_MEMBERS:
+        if rules.is_crowded_for(ledger, namespace):
             self._log.warning("too many namespaces in a team", team=team.name, namespace=namespace, limit=MAX_MEMBERS)
             return None
         others = rules.allotted_to_others(ledger, namespace)

@@ -199,18 +199,18 @@ def test_the_quota_knows_the_models_of_its_teams() -> None:
     no_total=("quota: {A100: 8, T4: {cards: 16, memory: 256Gi}}", False),
     another_mode=("quota: {A100: 8, T4: {cards: 16, memory: 256Gi}}, total: 20, mode: warn", True),
 )
-def test_the_terms_of_a_team_change_with_its_limits(other: str, same: bool) -> None:
+def test_the_digest_of_a_team_changes_with_its_limits(other: str, same: bool) -> None:
     first = limited(read(f"{VISION}, total: 20}}"), "vision-train").team
     second = limited(read(f"renamed: {{namespaces: [vision-train], {other}}}"), "vision-train").team
     assert first is not None
     assert second is not None
-    assert (first.terms == second.terms) is same
+    assert (first.digest == second.digest) is same
 
 
-def test_a_grant_changes_the_terms_of_a_team() -> None:
+def test_a_grant_changes_the_digest_of_a_team() -> None:
     quota = read(f"{VISION}, grants: [{{A100: 4, weekly: Mon}}]}}")
-    terms = {getattr(limited(quota.at(day), "vision-train").team, "terms", "") for day in (MONDAY, TUESDAY)}
-    assert len(terms) == 2
+    digests = {getattr(limited(quota.at(day), "vision-train").team, "digest", "") for day in (MONDAY, TUESDAY)}
+    assert len(digests) == 2
 
 
 def test_memory_alone_in_a_team_needs_the_memory_of_a_card() -> None:

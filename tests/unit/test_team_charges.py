@@ -18,7 +18,6 @@ from vcuda.ledger.ledger import Admitted, Rejected
 from vcuda.ledger.team import lowered, raised, shrunk
 from vcuda.quota.model import Limit, Mode, NamespaceQuota, Team
 from vcuda.quota.shortage import read_shortages
-from webhook.ledger import drafts
 from webhook.ledger.charging import PutOff, RetryLater
 
 
@@ -98,7 +97,7 @@ def test_a_quota_that_only_warns_admits_beyond_the_limits_of_the_team(members: M
 def test_only_a_bounded_number_of_namespaces_use_the_quota_of_a_team(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drafts, "MAX_MEMBERS", 2)
+    monkeypatch.setattr(team_rules, "MAX_MEMBERS", 2)
     assert members.charge_all("team-a", "team-b") == ["Admitted"] * 2
     rejected = members.charge("x", "team-c")
     assert rejected == RetryLater("at most 2 namespaces of team vision can use its quota at once")

@@ -1,17 +1,19 @@
 """Tests of the ledger of a team: its text, and the rules by which it allots quota to namespaces."""
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tests.tables import cases
 from vcuda.ledger.ledger import FULL, Allotment, Ledger, Pending, Reservation, Terminating
 from vcuda.ledger.recount import ObservedPods, recount
 from vcuda.ledger.team import (
+    Membership,
     TeamLedger,
     allot,
     allotted_to_others,
     covers,
     fits_team,
+    fitting,
     join,
     leave,
     lowered,
@@ -92,6 +94,12 @@ def test_a_namespace_fits_within_all_limits_of_its_team(
     assert fits_team(TEAM, of_others, own) is fit
 
 
+def test_a_model_of_a_team_beyond_its_limit_leaves_room_for_other_models() -> None:
+    others = {"A100": Charge(900), "T4": Charge(100)}
+    assert fitting(replace(TEAM, total=None), others, {"A100": ONE_CARD, "T4": Charge(100)}) == {"T4": Charge(100)}
+    assert fitting(TEAM, CARDS[7], {**CARDS[1], "P100": Charge(301)}, CARDS[1]) == CARDS[1], "the total is exceeded"
+
+
 def test_a_raise_lowers_no_amount() -> None:
     before = TeamLedger({"dev": {"A100": Charge(300, 0, 300), "T4": Charge(100)}, "train": CARDS[1]}, "1")
     after = raised(before, "dev", {"A100": Charge(200, 512, 400)}, "2")
@@ -107,7 +115,7 @@ def test_a_raise_always_changes_the_ledger() -> None:
     """The API server gives a write that changes nothing no new version, so another write would not notice it."""
     before = TeamLedger({"dev": CARDS[3]}, "1")
     assert raised(before, "dev", CARDS[1], "1") != before
-    assert raised(before, "dev", CARDS[1]) == msgspec.structs.replace(before, counter=1), "a raise without a check"
+    assert raised(before, "dev", CARDS[1]) == replace(before, counter=1), "a raise without a check"
 
 
 def test_charges_that_fill_a_namespace_do_not_fill_its_team() -> None:
@@ -122,10 +130,8 @@ def test_unused_quota_is_taken_back_from_both_ledgers() -> None:
     ledger = Ledger(committed=CARDS[1], allotments={"vision": Allotment(CARDS[5], "terms", 3)})
     assert shrunk(ledger, "vision").allotments == {"vision": Allotment(CARDS[1], "terms", 4)}
     team = TeamLedger({"dev": CARDS[5], "train": CARDS[1]}, "1")
-    assert lowered(team, "dev", CARDS[1]) == msgspec.structs.replace(
-        team, allotted={"dev": CARDS[1], "train": CARDS[1]}
-    )
-    assert lowered(team, "dev", {}) == msgspec.structs.replace(team, allotted={"train": CARDS[1]})
+    assert lowered(team, "dev", CARDS[1]) == replace(team, allotted={"dev": CARDS[1], "train": CARDS[1]})
+    assert lowered(team, "dev", {}) == replace(team, allotted={"train": CARDS[1]})
 
 
 def test_no_allotment_grows_when_unused_quota_is_taken_back() -> None:
@@ -141,6 +147,29 @@ def test_a_namespace_that_changes_teams_names_both_until_it_has_an_allotment() -
     assert (joined.allotments, joined.placed) == ({**old.allotments, "vision": Allotment()}, "2")
     assert allot(joined, "vision", CARDS[2], "new").allotments == {"vision": Allotment(CARDS[2], "new")}
     assert leave(joined, "3") == Ledger(committed=CARDS[2], placed="3")
+
+
+@cases(
+    "allotted_to_others, names, placed",
+    the_new_team_has_room=(CARDS[4], {"vision"}, "7"),
+    the_new_team_is_full=(CARDS[8], {"speech", "vision"}, "2"),
+)
+def test_a_namespace_leaves_its_old_team_only_when_the_new_team_allots_its_charges(
+    allotted_to_others: dict[str, Charge], names: set[str], placed: str
+) -> None:
+    moving = Ledger({"A100": Charge(200)}, allotments={"speech": Allotment(CARDS[2])}, placed="1")
+    team = TeamLedger({"train": allotted_to_others})
+    membership = Membership(TEAM, "7", enforced=True)
+    after = membership.raise_allotment(team, "dev", join(moving, "vision", "2"), planned=CARDS[2], extra={}).ledger
+    assert ({*after.allotments}, after.placed) == (names, placed)
+
+
+def test_an_allotment_by_the_same_limits_in_an_older_document_is_checked_again() -> None:
+    """Between the two documents, the limits may have been others, by which other namespaces used the quota."""
+    older, newer = (Membership(TEAM, version, enforced=True) for version in ("7", "8"))
+    ledger = older.raise_allotment(TeamLedger(), "dev", Ledger(), planned=CARDS[2], extra={}).ledger
+    assert older.allots(ledger, CARDS[2])
+    assert not newer.allots(ledger, CARDS[2])
 
 
 def test_an_allotment_covers_each_amount_of_each_model() -> None:

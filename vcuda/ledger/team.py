@@ -7,13 +7,14 @@ all allotments within the team's limits. docs/team-ledgers.md has the rules, and
 
 import itertools
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from vcuda.ledger.ledger import Allotment, Ledger, charges_by_model
+from vcuda.ledger.ledger import Allotment, Ledger, charges_by_model, is_older
 from vcuda.ledger.text import ENCODER, FORMAT, Version, check_format, decode_cores
-from vcuda.quota.model import Charge, Team, fits, total
+from vcuda.quota.model import Charge, Mode, NamespaceQuota, Team, fits, total
 
 MAX_MEMBERS = 500
 """The most namespaces to which a team allots quota. In a larger team, the pods of further namespaces are rejected."""
@@ -89,12 +90,35 @@ def allotted_to_others(ledger: TeamLedger, namespace: str) -> Allotted:
     )
 
 
-def fits_team(team: Team, of_others: Allotted, own: Allotted) -> bool:
-    """Return whether a namespace may use ``own`` within the team's limits, if the others may use ``of_others``."""
-    within = all(
-        fits(limit, of_others.get(model, Charge()), own.get(model, Charge())) for model, limit in team.limits.items()
+def is_crowded_for(ledger: TeamLedger, namespace: str) -> bool:
+    """Return whether the team already allots quota to `MAX_MEMBERS` namespaces, and this namespace is none of them."""
+    return namespace not in ledger.allotted and len(ledger.allotted) >= MAX_MEMBERS
+
+
+def fits_team(team: Team, others: Allotted, own: Allotted) -> bool:
+    """Return whether a namespace may use ``own`` within all limits of the team. ``others``: the other allotments."""
+    return _fits_total(team, others, own) and all(
+        fits(limit, others.get(model, Charge()), own.get(model, Charge())) for model, limit in team.limits.items()
     )
-    return within and (team.total is None or fits(team.total, total(of_others.values()), total(own.values())))
+
+
+def fitting(team: Team, others: Allotted, *amounts: Allotted) -> Allotted:
+    """Return, for each model, the first of the ``amounts`` that fits the limits of the team.
+
+    ``others``: the allotments of the other namespaces. A model of which they exceed the limit excludes no other model.
+    """
+    found: dict[str, Charge] = {}
+    for own in amounts:
+        for model, charge in own.items() if _fits_total(team, others, own) else ():
+            # Pods may not use a model without a limit. Its stored pods count only for all models together.
+            limit = team.limits.get(model)
+            if limit is None or fits(limit, others.get(model, Charge()), charge):
+                found.setdefault(model, charge)
+    return found
+
+
+def _fits_total(team: Team, others: Allotted, own: Allotted) -> bool:
+    return team.total is None or fits(team.total, total(others.values()), total(own.values()))
 
 
 def raised(ledger: TeamLedger, namespace: str, charges: Allotted, config_version: str = "") -> TeamLedger:
@@ -166,4 +190,78 @@ def join(ledger: Ledger, team: str, config_version: str) -> Ledger:
 
 def leave(ledger: Ledger, config_version: str) -> Ledger:
     """Return a namespace's ledger that names no team."""
-    return replace(ledger, allotments={}, placed=config_version)
+    return replace(ledger, allotments={}, placed=config_version) if ledger.allotments else ledger
+
+
+class Raise(NamedTuple):
+    """A larger allotment: the ledgers of the team and of the namespace that must be written, in this order."""
+
+    team: TeamLedger
+    ledger: Ledger
+
+
+class Membership(NamedTuple):
+    """The team of a namespace, by the quota document that a process has read.
+
+    ``team``: None if the namespace has no team. ``version``: the resourceVersion of the quota ConfigMap.
+    ``enforced``: False if the quota only warns or audits.
+    """
+
+    team: Team | None
+    version: str
+    enforced: bool
+
+    @classmethod
+    def of(cls, quota: NamespaceQuota, version: str) -> "Membership":
+        return cls(quota.team, version, quota.mode is Mode.ENFORCE)
+
+    @property
+    def name(self) -> str:
+        """The name of the team; empty if the namespace has no team."""
+        return self.team.name if self.team else ""
+
+    @property
+    def terms(self) -> str:
+        """A text that names the limits of the team, and the time in which they hold.
+
+        Another namespace may use an unused allotment while other limits hold. So limits that hold again have new terms.
+        """
+        return f"{self.team.digest}.{self.version}" if self.team else ""
+
+    def is_named_by(self, ledger: Ledger) -> bool:
+        """Return True if the ledger of the namespace names exactly this team; none if the namespace has no team."""
+        return [*ledger.allotments] == ([self.name] if self.team else [])
+
+    def is_outdated_for(self, ledger: Ledger) -> bool:
+        """Return True if a newer quota ConfigMap has moved the namespace to another team."""
+        return not self.is_named_by(ledger) and is_older(self.version, ledger.placed)
+
+    def allots(self, ledger: Ledger, planned: Allotted) -> bool:
+        """Return whether the namespace may use ``planned`` by the allotment in its ledger."""
+        allotment = ledger.allotments.get(self.name)
+        return allotment is not None and allotment.terms == self.terms and covers(allotment.charges, planned)
+
+    def raise_allotment(
+        self, stored: TeamLedger, namespace: str, ledger: Ledger, *, planned: Allotted, extra: Allotted
+    ) -> Raise:
+        """Return the ledgers that allot ``planned`` to the namespace, and ``extra`` if this fits too.
+
+        If the limits are enforced, a model that does not fit the limits of the team gets no larger allotment.
+        """
+        if (team := self.team) is None:
+            return Raise(stored, ledger)
+        others = allotted_to_others(stored, namespace)
+        checked = fitting(team, others, charges_by_model([*planned.items(), *extra.items()]), planned)
+        written = raised(stored, namespace, checked, self.version)
+        if not self.enforced:
+            written = raised(written, namespace, planned)
+        allotted = written.allotted.get(namespace, {})
+        # The unused rest of an earlier allotment may be used again if it fits the present limits.
+        charges = fitting(team, others, allotted, checked) if covers(checked, planned) else checked
+        after = allot(ledger, team.name, charges, self.terms)
+        if not covers(allotted, planned):
+            # Another team must go on counting the charges that this team does not allot yet.
+            after = replace(after, allotments={**ledger.allotments, **after.allotments})
+        if {*after.allotments} != {*ledger.allotments}:
+            after = replace(after, placed=self.version)
+        return Raise(written, after)

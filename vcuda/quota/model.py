@@ -156,7 +156,7 @@ class Team(msgspec.Struct, frozen=True, dict=True):
     """When a grant of the team next begins or ends, in Unix seconds; infinite if no grant does."""
 
     @functools.cached_property
-    def terms(self) -> str:
+    def digest(self) -> str:
         """A short digest of the limits and of the time until which they hold. The order of models has no effect."""
         text = msgspec.json.encode((sorted(self.limits.items()), self.total, self.until))
         return hashlib.blake2b(text, digest_size=8).hexdigest()

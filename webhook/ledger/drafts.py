@@ -7,22 +7,10 @@ before the draft is written.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from vcuda.errors import Unavailable
+from vcuda.ledger import team as rules
 from vcuda.ledger.ledger import Ledger, Rejected, charges_by_model, is_older
-from vcuda.ledger.team import (
-    MAX_MEMBERS,
-    Allotted,
-    TeamLedger,
-    allot,
-    allotted_to_others,
-    covers,
-    leave,
-    needed,
-    raised,
-)
-from vcuda.quota.model import Charge, Mode, NamespaceQuota, Team, fits, total
+from vcuda.ledger.team import Allotted, Membership, TeamLedger
 from webhook.ledger.batches import Charging, Decided, Read, decide_all
 from webhook.ledger.charging import RetryLater
 from webhook.ledger.reservations import Plan
@@ -30,96 +18,6 @@ from webhook.ledger.spending import Spending
 from webhook.ledger.team_account import TeamAccount
 
 NEWER_QUOTA = "the ledger was counted by a newer quota ConfigMap than this replica has read"
-
-
-class Raise(NamedTuple):
-    """A larger allotment: the ledgers of the team and of the namespace that must be written, in this order."""
-
-    team: TeamLedger
-    ledger: Ledger
-
-
-class Membership(NamedTuple):
-    """The team of a namespace, by the quota document of this replica.
-
-    ``team``: None if the namespace has no team. ``version``: the resourceVersion of the quota ConfigMap.
-    ``enforced``: False if the quota only warns or audits.
-    """
-
-    team: Team | None
-    version: str
-    enforced: bool
-
-    @classmethod
-    def of(cls, quota: NamespaceQuota, version: str) -> "Membership":
-        return cls(quota.team, version, quota.mode is Mode.ENFORCE)
-
-    @property
-    def terms(self) -> str:
-        """A text that names the limits of the team, and the time in which they hold.
-
-        Another namespace may use an unused allotment while other limits hold. So limits that hold again have new terms.
-        """
-        return f"{self.team.terms}.{self.version}" if self.team else ""
-
-    def is_recorded(self, ledger: Ledger) -> bool:
-        """Return True if the ledger of the namespace names exactly this team; none if the namespace has no team."""
-        return [*ledger.allotments] == ([self.team.name] if self.team else [])
-
-    def checked(self, ledger: Ledger) -> Ledger:
-        """Return the ledger of the namespace; without its former teams if the namespace has no team any more.
-
-        Raises Unavailable if a newer quota ConfigMap has moved the namespace to another team.
-        """
-        if self.is_recorded(ledger):
-            return ledger
-        if is_older(self.version, ledger.placed):
-            raise Unavailable(NEWER_QUOTA)
-        return ledger if self.team else leave(ledger, self.version)
-
-    def allots(self, ledger: Ledger, planned: Allotted) -> bool:
-        """Return whether the namespace may use ``planned`` by the allotment in its ledger."""
-        allotment = ledger.allotments.get(self.team.name) if self.team else None
-        return allotment is not None and allotment.terms == self.terms and covers(allotment.charges, planned)
-
-    def fitting(self, others: Allotted, *amounts: Allotted) -> Allotted:
-        """Return, for each model, the first of the ``amounts`` that fits the limits of the team."""
-        found: dict[str, Charge] = {}
-        if (team := self.team) is None:
-            return found
-        for each in amounts:
-            if team.total and not fits(team.total, total(others.values()), total(each.values())):
-                continue
-            # Pods may not use a model without a limit. Its stored pods count only for all models together.
-            limited = ((model, charge, team.limits.get(model)) for model, charge in each.items())
-            for model, charge, limit in limited:
-                if limit is None or fits(limit, others.get(model, Charge()), charge):
-                    found.setdefault(model, charge)
-        return found
-
-    def raised(
-        self, stored: TeamLedger, namespace: str, ledger: Ledger, *, planned: Allotted, extra: Allotted
-    ) -> Raise:
-        """Return the ledgers that allot ``planned`` to the namespace, and ``extra`` if this fits too.
-
-        If the limits are enforced, a model that does not fit the limits of the team gets no larger allotment.
-        """
-        others = allotted_to_others(stored, namespace)
-        checked = self.fitting(others, charges_by_model([*planned.items(), *extra.items()]), planned)
-        written = raised(stored, namespace, checked, self.version)
-        if not self.enforced:
-            written = raised(written, namespace, planned)
-        allotted = written.allotted.get(namespace, {})
-        # The unused rest of an earlier allotment may be used again if it fits the present limits.
-        charges = self.fitting(others, allotted, checked) if covers(checked, planned) else checked
-        after = allot(ledger, self.team.name if self.team else "", charges, self.terms)
-        if not covers(allotted, planned):
-            # Another team must go on counting the charges that this team does not allot yet.
-            after = replace(after, allotments={**ledger.allotments, **after.allotments})
-        if {*after.allotments} != {*ledger.allotments}:
-            after = replace(after, placed=self.version)
-        return Raise(written, after)
-
 
 NO_PLAN = Plan({})
 
@@ -130,21 +28,21 @@ class Draft(NamedTuple):
     read: Read
     decided: Decided
     ledger: Ledger
-    plan: Plan | None = None
-    """The next reservation, if ``ledger`` lacks it."""
+    plan: Plan = NO_PLAN
+    """The next reservation, which `Drafts.draft` adds to ``ledger``."""
     writes: bool = True
     """True if the ledger must be written."""
 
     @property
     def planned(self) -> Allotted:
         """By model: the charges and reservations of the namespace after the write."""
-        return charges_by_model([*needed(self.ledger).items(), *(self.plan or NO_PLAN).charges.items()])
+        return charges_by_model([*rules.needed(self.ledger).items(), *self.plan.charges.items()])
 
     def needs_raise(self, membership: Membership) -> bool:
         """Return True if the write admits charges or reserves quota for which the allotment is too small."""
         # A write that only records what the namespace uses needs no allotment, because these pods exist anyway.
-        uses_more = self.decided.ledger is not self.read.flushed or (self.plan or NO_PLAN).charges
-        return bool(uses_more) and not membership.allots(self.ledger, self.planned)
+        uses_more = self.decided.ledger is not self.read.flushed or self.plan.charges
+        return self.writes and bool(uses_more) and not membership.allots(self.ledger, self.planned)
 
 
 class Drafts:
@@ -160,27 +58,47 @@ class Drafts:
     ) -> Draft | RetryLater | None:
         """Decide the calls in order. Return None if only a newly read ledger makes the decisions final.
 
-        ``final``: True if the ledger was just read. Raises the errors of `TeamAccount.change`.
+        ``final``: True if the ledger was just read. The caller must begin the write of the draft next. Raises the
+        errors of `TeamAccount.change`.
         """
-        draft = self._decided(read, calls, membership, final=final)
+        # Most charges fit the allotment of their namespace. So decide without the ledger of the team first.
+        draft = self._decide(read, calls, membership, None, final=final)
         if draft is None or membership.team is None or _needs_no_team(draft, calls, membership):
-            return draft
-        found: list[Draft | RetryLater | None] = []
+            return draft and self._with_reservation(draft)
+        account = self._team_account(membership.name)
+        return await account.change(lambda team: self._decide_in_team(team, read, calls, membership, final=final))
 
-        def change(team: TeamLedger) -> TeamLedger:
-            raised, draft = self._raised(team, read, calls, membership, final=final)
-            found.append(draft)
-            return raised
+    def _decide_in_team(
+        self, team: TeamLedger, read: Read, calls: Sequence[Charging], membership: Membership, *, final: bool
+    ) -> tuple[TeamLedger, Draft | RetryLater | None]:
+        """Decide the calls by the limits of the team too. Return the ledger of the team with the allotment that the
+        draft needs, and the draft."""
+        if is_older(membership.version, team.config_version):
+            raise Unavailable(NEWER_QUOTA)
+        # The draft includes the charges that this replica has spent since the read. Until the draft is written, the
+        # replica spends no more than the reservation in the draft.
+        spent = read._replace(flushed=self._spending.reservation.flushed(read.counted))
+        draft = self._decide(spent, calls, membership, rules.allotted_to_others(team, self._namespace), final=final)
+        if draft is None:
+            return team, None
+        if draft.needs_raise(membership):
+            crowded = rules.is_crowded_for(team, self._namespace)
+            if crowded and membership.enforced:
+                return team, too_many_members(membership.name)
+            if not crowded and membership.name in draft.ledger.allotments:
+                planned, extra = draft.planned, draft.plan.charges
+                team, ledger = membership.raise_allotment(
+                    team, self._namespace, draft.ledger, planned=planned, extra=extra
+                )
+                draft = draft._replace(ledger=ledger)
+        return team, self._with_reservation(draft)
 
-        await self._team_account(membership.team.name).change(change)
-        return found[-1]
-
-    def _decided(
+    def _decide(
         self,
         read: Read,
         calls: Sequence[Charging],
         membership: Membership,
-        others: Allotted | None = None,
+        others: Allotted | None,
         *,
         final: bool,
     ) -> Draft | None:
@@ -200,41 +118,18 @@ class Drafts:
             return Draft(read, decided, ledger, writes=False)
         self._spending.note(calls, decided.decisions)
         # If a newer quota document has moved the namespace to another team, this replica reserves nothing.
-        plan = self._spending.plan(ledger, others) if membership.is_recorded(ledger) else NO_PLAN
+        plan = self._spending.plan(ledger, others) if membership.is_named_by(ledger) else NO_PLAN
         return Draft(read, decided, ledger, plan)
 
-    def _raised(
-        self, team: TeamLedger, read: Read, calls: Sequence[Charging], membership: Membership, *, final: bool
-    ) -> tuple[TeamLedger, Draft | RetryLater | None]:
-        """Decide the calls by the limits of the team too. Return the ledger of the team with the allotment that the
-        draft needs, and the draft."""
-        if is_older(membership.version, team.config_version):
-            raise Unavailable(NEWER_QUOTA)
-        # The draft includes the charges that this replica has spent since the read. Until the draft is written, the
-        # replica spends no more than the reservation in the draft.
-        spent = read._replace(flushed=self._spending.reservation.flushed(read.counted))
-        others = allotted_to_others(team, self._namespace)
-        draft = self._decided(spent, calls, membership, others, final=final)
-        if draft is None or not draft.writes:
-            return team, draft
-        named = membership.team is not None and membership.team.name in draft.ledger.allotments
-        crowded = self._namespace not in team.allotted and len(team.allotted) >= MAX_MEMBERS
-        if membership.team and membership.enforced and crowded and draft.needs_raise(membership):
-            return team, too_many_members(membership.team.name)
-        if named and not crowded and draft.needs_raise(membership):
-            planned, extra = draft.planned, (draft.plan or NO_PLAN).charges
-            team, ledger = membership.raised(team, self._namespace, draft.ledger, planned=planned, extra=extra)
-            draft = draft._replace(ledger=ledger)
-        sent = self._spending.sent(draft.ledger, draft.plan or NO_PLAN)
-        return team, draft._replace(ledger=sent, plan=None)
+    def _with_reservation(self, draft: Draft) -> Draft:
+        return draft._replace(ledger=self._spending.sent(draft.ledger, draft.plan)) if draft.writes else draft
 
 
 def too_many_members(team: str) -> RetryLater:
-    return RetryLater(f"at most {MAX_MEMBERS} namespaces of team {team} can use its quota at once")
+    return RetryLater(f"at most {rules.MAX_MEMBERS} namespaces of team {team} can use its quota at once")
 
 
 def _needs_no_team(draft: Draft, calls: Sequence[Charging], membership: Membership) -> bool:
     """Return whether the calls are decided, and the ledger may be written, without the limits of the team."""
-    if not draft.decided.admits_all or any(call.item.dry_run for call in calls):
-        return False
-    return not draft.writes or not draft.needs_raise(membership)
+    decided = draft.decided.admits_all and not any(call.item.dry_run for call in calls)
+    return decided and not draft.needs_raise(membership)

@@ -8,21 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from vcuda.errors import Conflict, ListOverdue, Unavailable, VcudaError, WriteUnanswered
+from vcuda.errors import Conflict, LedgerLost, ListOverdue, Unavailable, VcudaError, WriteUnanswered
 from vcuda.kube import Stored
 from vcuda.ledger.ledger import NO_MODEL, Admitted, Ledger, Rejected, is_counted_before, is_older
 from vcuda.ledger.recount import ObservedPods, recount
-from vcuda.ledger.team import join
+from vcuda.ledger.team import Membership, join, leave
 from vcuda.quota.model import Usage, all_models
 from vcuda.quota.shortage import Shortage
 from webhook.ledger.batches import BatchCommitter, Charging, Read, SharedCall
 from webhook.ledger.charging import ChargeRequest, Decision, PutOff, RetryLater
-from webhook.ledger.drafts import NEWER_QUOTA, Draft, Drafts, Membership
+from webhook.ledger.drafts import NEWER_QUOTA, Draft, Drafts
 from webhook.ledger.fresh_count import FreshCount
 from webhook.ledger.reservations import MAX_WRITE_SECONDS
-from webhook.ledger.shared import READ_TIMEOUT_SECONDS, Shared
+from webhook.ledger.shared import READ_TIMEOUT_SECONDS, REMEMBERED_SECONDS, WRITE_TIMEOUT_SECONDS, Shared
 from webhook.ledger.spending import Spending
-from webhook.ledger.stored_ledger import StoredLedger
 from webhook.ledger.team_account import TeamAccount, admitted_beside, beside_others
 
 CACHED_USAGE_SECONDS = 0.5
@@ -48,6 +47,71 @@ MAX_JITTER_SECONDS = 0.02
 
 TOO_MANY = RetryLater("too many charges of this namespace are being written at once", soon=True)
 UNSURE = RetryLater("it is not known whether the charge was written", soon=True)
+
+
+class StoredLedger:
+    """Reads and writes the ledger of one namespace, and remembers the version that this replica wrote last.
+
+    ``spending``: has the reservation of this replica in the ledger.
+    """
+
+    def __init__(self, namespace: str, shared: Shared, spending: Spending) -> None:
+        self._namespace = namespace
+        self._shared = shared
+        self._spending = spending
+        self._remembered: Stored | None = None
+        self._remembered_at = -math.inf
+        # If the outcome of the last write is unknown: the ledger that was sent, and the stored ledger that it replaces.
+        self.unanswered: tuple[Ledger, Stored] | None = None
+
+    def remember(self, stored: Stored) -> None:
+        self._remembered, self._remembered_at = stored, self._shared.clock()
+
+    def take(self) -> Stored | None:
+        """Return the remembered ledger, and forget it; None if it is too old."""
+        # Another process has probably written a newer version after a second.
+        recent = self._shared.clock() - self._remembered_at < REMEMBERED_SECONDS
+        remembered, self._remembered = self._remembered if recent else None, None
+        return remembered
+
+    async def read(self, *, opens: bool) -> Stored:
+        """Read the ledger. ``opens``: True to create a missing ledger, which the caller must write."""
+        store, reserved = self._shared.store, self._spending.reservation
+        try:
+            read = store.open if opens else store.read
+            stored = await self._shared.in_thread(read, self._namespace, READ_TIMEOUT_SECONDS)
+        except LedgerLost:
+            reserved.forget()
+            raise
+        if stored.version is None:
+            reserved.forget()
+        reserved.observe(stored.ledger)
+        return stored
+
+    async def write(self, ledger: Ledger, replaced: Stored) -> Stored:
+        write = self._shared.store.write
+        try:
+            stored = await self._shared.in_thread(write, self._namespace, ledger, replaced, WRITE_TIMEOUT_SECONDS)
+        except Unavailable as error:
+            if self._spending.reservation.active:
+                self.unanswered = ledger, replaced
+            raise WriteUnanswered from error
+        self.unanswered = None
+        self._spending.reservation.confirmed(stored.answered)
+        if ledger.waiting != replaced.ledger.waiting:
+            self._spending.asking.stored()
+        return stored
+
+    async def send_again(self) -> None:
+        """Repeat a write whose outcome is unknown. A read could not show that the write will not be stored later."""
+        # The repeated write may include the charge of a call that still waits. When this call is decided, the ledger
+        # has its uid, so the charge is not added a second time.
+        if unanswered := self.unanswered:
+            try:
+                self.remember(await self.write(*unanswered))
+            except Conflict:
+                # The stored ledger has a newer version. So the unanswered write has been stored, or never will be.
+                self.unanswered = None
 
 
 class NamespaceLedger:
@@ -254,11 +318,13 @@ class NamespaceLedger:
         opens = any(not call.item.dry_run for call in calls)
         stored = remembered or await self._stored.read(opens=opens)
         counted = await self._complete(stored.ledger, calls)
-        if calls:
-            counted = membership.checked(counted)
-        if opens and membership.team and membership.team.name not in counted.allotments:
+        if calls and membership.is_outdated_for(counted):
+            raise Unavailable(NEWER_QUOTA)
+        if calls and not membership.team:
+            counted = leave(counted, membership.version)
+        if opens and membership.team and membership.name not in counted.allotments:
             # The raise of the allotment must come after this write, so that no process overlooks the namespace.
-            stored = await self._stored.write(join(counted, membership.team.name, membership.version), stored)
+            stored = await self._stored.write(join(counted, membership.name, membership.version), stored)
             counted = stored.ledger
         return Read(stored, counted, self._reserved.flushed(counted))
 
@@ -279,8 +345,7 @@ class NamespaceLedger:
         if draft.writes:
             for call in calls:
                 call.late = UNSURE  # the result for a call whose deadline passes during the write
-            sent = self._spending.sent(ledger, draft.plan) if draft.plan else ledger
-            stored = await self._stored.write(sent, stored)
+            stored = await self._stored.write(ledger, stored)
             ledger = stored.ledger
             self._shared.metrics.size.observe(stored.size)
         if stored.version is not None:  # None if no open ledger (which admits charges) is stored

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -23,6 +24,8 @@ from webhook.ledger.charging import PutOff
 from webhook.ledger.shared import READ_TIMEOUT_SECONDS, REMEMBERED_SECONDS, WRITE_TIMEOUT_SECONDS, Shared
 from webhook.ledger.spending import Asking
 from webhook.ledger.team_count import TeamCount
+
+R = TypeVar("R")
 
 TEAM_USAGE_SECONDS = 5.0
 """/mutate may choose a GPU model by allotments in memory that are at most this many seconds old."""
@@ -45,10 +48,11 @@ class TeamAccount:
         self._count = TeamCount(team, shared)
         self.counted_others = self._count.others
 
-    async def change(self, change: Callable[[TeamLedger], TeamLedger]) -> None:
-        """Replace the ledger of the team by the result of ``change``, unless ``change`` returns the same ledger.
+    async def change(self, change: Callable[[TeamLedger], tuple[TeamLedger, R]]) -> R:
+        """Replace the ledger of the team by the ledger that ``change`` returns, unless it is the same ledger. Return
+        the other result of ``change``.
 
-        ``change`` may be called twice. It must decide nothing final unless its ledger is written, or was just read.
+        ``change`` may be called twice. Its last call has a ledger that was just read, or that is replaced.
         Raises Conflict if another process wrote first, and WriteUnanswered if the outcome of the write is unknown.
         """
         async with self._lock:
@@ -56,15 +60,16 @@ class TeamAccount:
             remembered = self._known if recent and self._known.version and not self._known.ledger.closed else None
             self._known_at = -math.inf
             stored = remembered or await self._open()
-            changed = change(stored.ledger)
+            changed, result = change(stored.ledger)
             # Only a compare-and-swap proves that the ledger in memory is not out of date.
             if changed is stored.ledger and remembered:
                 stored = await self._open()
-                changed = change(stored.ledger)
+                changed, result = change(stored.ledger)
             if changed is not stored.ledger:
                 write = self._shared.teams.write
                 stored = await self._shared.in_thread(write, self.team, changed, stored, WRITE_TIMEOUT_SECONDS)
             self._note(stored)
+        return result
 
     async def judge(self, namespace: str, shortage: Shortage, deadline: float) -> Rejected | PutOff:
         """Return a rejection if the stored pods and claims of the team leave no room for a charge; otherwise `PutOff`.
@@ -76,7 +81,7 @@ class TeamAccount:
             return judged
         with contextlib.suppress(VcudaError):  # the caller retries, and this replica asks again
             if mark := self._asking.again():
-                await self.change(lambda ledger: replace(ledger, wanted=mark))
+                await self.change(lambda ledger: (replace(ledger, wanted=mark), None))
                 self._asking.stored()
         return replace(judged, soon=self._asking.just_began)
 
