@@ -14,6 +14,7 @@ from tests.rbac import is_allowed, path_of_rule
 from tests.rendered import MANIFESTS
 from vcuda.errors import Forbidden, VcudaError
 from vcuda.ledger.ledger import Ledger
+from vcuda.ledger.team import TeamLedger, write_team_ledger
 from vcuda.ledger.text import write_ledger
 from vcuda.registration import ANNOTATION, CALLED, PROBE, RESOURCES
 from vcuda.tls import OURS, WRITTEN_BY, serving_files
@@ -156,9 +157,16 @@ class Installed(Cluster):
         own = {"name": "gpuquota", "namespace": "kube-system", "labels": labels, "managedFields": fields, **metadata}
         self.store(QUOTA, {"metadata": own, "data": {"gpu_quota": document, "gpu_teams": teams}})
 
-    def store_ledger(self, namespace: str, ledger: Ledger | str) -> None:
+    def store_ledger(self, namespace: str, ledger: Ledger | str, team: str = "") -> None:
         text = ledger if isinstance(ledger, str) else write_ledger(ledger)
         name, labels = f"gpu-ledger-{namespace}", {"quota.vcuda.io/ledger-of": namespace}
+        if team:
+            labels[f"team.quota.vcuda.io/{team}"] = ""
+        self.store(f"{LEDGERS}/{name}", {"metadata": {"name": name, "labels": labels}, "data": {"ledger": text}})
+
+    def store_team_ledger(self, team: str, ledger: TeamLedger | str) -> None:
+        text = ledger if isinstance(ledger, str) else write_team_ledger(ledger)
+        name, labels = f"gpu-ledger-team.{team}", {"quota.vcuda.io/team-ledger-of": team}
         self.store(f"{LEDGERS}/{name}", {"metadata": {"name": name, "labels": labels}, "data": {"ledger": text}})
 
     def _check_rejected(self, path: str) -> None:

@@ -3,6 +3,8 @@
 from typing import NamedTuple
 
 OK, WRONG, UNKNOWN = "ok", "wrong", "unknown"
+MAX_NAMES = 5
+"""The maximum number of names that one finding lists."""
 MISSING_PERMISSION = "Give your account this permission"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from controller import registration
-from controller.plugin.defects import MISSING_PERMISSION, OK, UNKNOWN, Defect
+from controller.plugin.defects import MAX_NAMES, MISSING_PERMISSION, OK, UNKNOWN, Defect
 from controller.plugin.installation import (
     BROKEN,
     CERTIFICATES,
@@ -24,19 +24,15 @@ from controller.plugin.installation import (
     Replica,
 )
 from controller.plugin.issued import certificate_defects
+from controller.plugin.ledgers import ledger_defects
 from controller.plugin.nodes import connect_to_cluster
 from controller.plugin.rights import fault_of_account, missing_rights
 from controller.recount import labels
 from vcuda import errors
-from vcuda.kube.ledger_store import ledger_name
-from vcuda.ledger.text import OtherFormat, read_ledger
 from vcuda.placement.missing_models import model_warnings
 from vcuda.quota.terms import team_path
 from vcuda.quota.values import listed
 from vcuda.registration import DECLARED, summarize_missing
-
-MAX_NAMES = 5
-"""The maximum number of names that one finding lists."""
 
 CORRECT_PLACE = "Set the flag --quota-configmap, or the chart's value quota.name, to the ConfigMap that has the limits"
 NO_QUOTA_READ = (
@@ -215,7 +211,7 @@ def _quota(seen: Installation) -> Iterator[Defect | str]:
         text = f"Deployment {deployment} uses ConfigMap {other}, and this command reads {where}"
         yield Defect(text, CORRECT_PLACE)
     if seen.quota_map is None:
-        yield _missing_quota(where, sorted(seen.ledgers()[0]))
+        yield _missing_quota(where, sorted(seen.ledgers.texts))
         return
     try:
         config = seen.config
@@ -271,6 +267,9 @@ def _namespaces(seen: Installation) -> Iterator[Defect | str]:
             yield Defect(f"these namespaces {text}: {listed(names, MAX_NAMES)}", action)
     limited = sum(1 for name in seen.namespaces if seen.limits(name))
     yield f"{limited} of {len(seen.namespaces)} namespaces are limited, and all labels are right"
+    # A namespace may be created later than its quota, so this is no fault.
+    if missing := sorted(seen.config.quota.named - {*seen.namespaces}):
+        yield f"these namespaces of the quota do not exist: {listed(missing, MAX_NAMES)}"
 
 
 def _models(seen: Installation) -> Iterator[Defect | str]:
@@ -294,20 +293,7 @@ def _ledgers(seen: Installation) -> Iterator[Defect | str]:
         action = f"{finalizers}{seen.apply}" if fault is NamespaceFault.TERMINATING else seen.apply
         yield Defect(f"namespace {where} {fault}, so no ledger can be created, and GPU pods are rejected", action)
         return
-    ledgers, marked = seen.ledgers()
-    wait = "Wait 90 s, and run this command again: the ledger is rebuilt from the stored pods"
-    for namespace, text in ledgers.items():
-        try:
-            if read_ledger(text).lost is not None:
-                yield Defect(f"the ledger of namespace {namespace} is closed, because an earlier one was lost", wait)
-        except (ValueError, RecursionError) as error:
-            delete = f"kubectl -n {where} delete configmap {ledger_name(namespace)}"
-            action = "Update all parts to one release" if isinstance(error, OtherFormat) else delete
-            yield Defect(f"the ledger of namespace {namespace} cannot be read: {error}", action)
-    for namespace in sorted(marked - {*ledgers}):
-        if seen.limits(namespace):
-            yield Defect(f"the ledger of namespace {namespace} was deleted", wait)
-    yield f"all {len(ledgers)} ledgers are open"
+    yield from ledger_defects(seen)
 
 
 CHECKS: dict[str, Examination] = {

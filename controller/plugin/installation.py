@@ -22,7 +22,8 @@ from vcuda import errors, k8s_types
 from vcuda.k8s_types import Decoder
 from vcuda.kube import Kube, segment
 from vcuda.kube.ledger_marks import MARK
-from vcuda.kube.ledger_store import KEY, NAMESPACE_LABEL
+from vcuda.kube.ledger_store import KEY, NAMESPACE_LABEL, TEAM_PREFIX
+from vcuda.kube.team_store import TEAM_LABEL
 from vcuda.quota.terms import SYSTEM_NAMESPACES
 from vcuda.requests.config import QuotaConfig, parse_config
 
@@ -74,6 +75,19 @@ class LeaseState(NamedTuple):
     renewed: datetime.datetime
     expires: datetime.datetime
     now: datetime.datetime
+
+
+class LedgerTexts(NamedTuple):
+    """The texts of the ledgers. ``texts``: by namespace. ``teams``: by team.
+
+    ``marked``: the namespaces whose mark says that they had a ledger. ``members``: the namespaces whose ledgers have an
+    allotment of a team, by team.
+    """
+
+    texts: dict[str, str]
+    marked: set[str]
+    teams: dict[str, str]
+    members: dict[str, set[str]]
 
 
 @dataclass(eq=False)
@@ -253,16 +267,22 @@ class Installation:
             return f"See why cert-manager does not renew it: {certificates}, and kubectl -n cert-manager get pods"
         return f"Renew the certificate: {self.run(job)}"
 
-    def ledgers(self) -> tuple[Mapping[str, str], frozenset[str]]:
-        """Return the texts of the ledgers by namespace, and the namespaces whose mark says that they had a ledger."""
-        texts, marked = dict[str, str](), set[str]()
+    @functools.cached_property
+    def ledgers(self) -> LedgerTexts:
+        found = LedgerTexts({}, set(), {}, {})
         for each in self._list(f"/api/v1/namespaces/{segment(self.place.ledger_namespace)}/configmaps"):
-            metadata = each["metadata"]
-            if namespace := (metadata.get("labels") or {}).get(NAMESPACE_LABEL):
-                texts[namespace] = (each.get("data") or {}).get(KEY, "")
+            metadata, text = each["metadata"], (each.get("data") or {}).get(KEY, "")
+            own: Mapping[str, str] = metadata.get("labels") or {}
+            if namespace := own.get(NAMESPACE_LABEL):
+                found.texts[namespace] = text
+                for key in own:
+                    if key.startswith(TEAM_PREFIX):
+                        found.members.setdefault(key.removeprefix(TEAM_PREFIX), set()).add(namespace)
+            elif team := own.get(TEAM_LABEL):
+                found.teams[team] = text
             elif metadata["name"].startswith(MARK):
-                marked.add(metadata["name"].removeprefix(MARK))
-        return texts, frozenset(marked)
+                found.marked.add(metadata["name"].removeprefix(MARK))
+        return found
 
     def _ask(self, name: str, pod: Json) -> Replica:
         if (pod.get("status") or {}).get("phase") != "Running" or not pod["status"].get("podIP"):

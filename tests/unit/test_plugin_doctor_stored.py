@@ -1,6 +1,7 @@
 """Tests that `kubectl gpuquota doctor` finds faults of stored certificates and ledgers, and says what to do."""
 
 import base64
+import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -14,6 +15,7 @@ from tests.installed import CRON_JOB, CRON_JOBS, LEDGERS, NOW, OF_VALIDATING, SE
 from tests.rendered import MANIFESTS
 from tests.tables import cases
 from vcuda.ledger.ledger import Ledger, Reservation
+from vcuda.ledger.team import TeamLedger
 from vcuda.x509 import Names, Signed, make_authority, make_leaf
 
 JOB_OF = "kubectl -n vcuda-quota create job --from=cronjob/"
@@ -125,11 +127,30 @@ def without_data(api: Installed, part: str) -> None:
     lost=(lambda api: api.store_ledger("team-a", LOST), "ledgers", "of namespace team-a is closed", "Wait 90 s"),
     damaged=(
         lambda api: api.store_ledger("team-a", "{"),
-        *("ledgers", "of namespace team-a cannot be read", "delete configmap gpu-ledger-team-a"),
+        *("ledgers", "of namespace team-a cannot be read", "delete configmaps gpu-ledger-team-a"),
     ),
-    other_format=(
-        lambda api: api.store_ledger("team-a", '{"format": 99}'),
-        *("ledgers", "another release wrote the ledger", "Update all parts to one release"),
+    older_format=(
+        lambda api: (
+            api.store_ledger("team-a", '{"format": 1}'),
+            api.store_team_ledger("vision", '{"format": 1}'),
+        ),
+        *(
+            "ledgers",
+            "another release wrote these ledgers, and this release reads only format 2: namespace team-a, team",
+        ),
+        "kubectl -n vcuda-quota-ledgers delete configmaps gpu-ledger-team-a gpu-ledger-team.vision",
+    ),
+    many_of_an_older_format=(
+        lambda api: [api.store_ledger(f"vision-{number}", '{"format": 1}') for number in range(6)],
+        *("ledgers", "vision-4 and 1 more", "vcuda-quota-ledgers delete configmaps -l quota.vcuda.io/ledger-of"),
+    ),
+    team_closed=(
+        lambda api: api.store_team_ledger("vision", TeamLedger(closed="x")),
+        *("ledgers", "the ledger of team vision is closed", "Wait 90 s"),
+    ),
+    team_damaged=(
+        lambda api: api.store_team_ledger("vision", "{"),
+        *("ledgers", "the ledger of team vision cannot be read", "delete configmaps gpu-ledger-team.vision"),
     ),
     ledger_deleted=(
         lambda api: (
@@ -179,3 +200,31 @@ def test_a_certificate_of_an_intermediate_ca_is_accepted(api: Installed) -> None
     api.serve(0, vcuda_serving_certificate_expiry_seconds=leaf.expires.timestamp())
     api.serve(1, vcuda_serving_certificate_expiry_seconds=leaf.expires.timestamp())
     findings(0)
+
+
+def test_ledgers_of_another_format_are_not_deleted_while_an_upgrade_is_not_complete(api: Installed) -> None:
+    api.store_ledger("team-a", '{"format": 1}')
+    api.store_pod("vcuda-webhook", "vcuda-webhook-1", pod("vcuda-quota:2"))
+    [found] = [each for each in findings(1) if each["check"] == "ledgers"]
+    assert "Update all parts to one release" in found["action"]
+
+
+def test_a_damaged_ledger_that_keeps_the_ledger_of_its_team_closed_is_named(api: Installed) -> None:
+    api.store_ledger("vision-a", "{", team="vision")
+    api.store_ledger("vision-b", Ledger(), team="vision")
+    api.store_ledger("speech-a", "{", team="speech")
+    api.store_team_ledger("vision", TeamLedger(closed="x"))
+    found = [each for each in findings(1) if each["check"] == "ledgers"]
+    [closed] = [each for each in found if "team vision is closed" in each["text"]]
+    assert closed["text"].endswith("the ledgers of these namespaces cannot be read: vision-a")
+    [damaged] = [each for each in found if "of namespace vision-a cannot be read" in each["text"]]
+    assert damaged["action"] == "kubectl -n vcuda-quota-ledgers delete configmaps gpu-ledger-vision-a"
+
+
+def test_namespaces_of_the_quota_that_do_not_exist_are_named_and_are_no_fault(api: Installed) -> None:
+    api.quota("{team-a: {quota: {A100: 1}}, taem-b: {}}", "vision: {namespaces: [vision-x, 'v-*'], quota: {A100: 1}}")
+    [found] = [each for each in findings(0) if "do not exist" in each["text"]]
+    assert (found["check"], found["state"]) == ("namespaces", "ok")
+    assert found["text"] == "these namespaces of the quota do not exist: taem-b, vision-x"
+    api.quota(json.dumps({f"team-{number}": {} for number in range(9)}))
+    assert any(each["text"].endswith("team-4 and 4 more") for each in findings(1))
