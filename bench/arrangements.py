@@ -22,7 +22,13 @@ from tools.ports import free_ports
 NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN = "none", "resourcequota", "go-idle", "go-pin", "flask-pin"
 CLAIMS_NONE, CLAIMS_OURS, OURS_1 = "claims-none", "claims-ours-1", "ours-1"
 TIGHT = ("tight-ours-1", "tight-ours-3")
-OURS: Mapping[str, int] = {OURS_1: 1, "ours-3": 3, "tight-ours-1": 1, "tight-ours-3": 3, CLAIMS_OURS: 1}
+TEAMS = ("team-ours-1", "team-ours-3")
+OURS: Mapping[str, int] = {
+    OURS_1: 1,
+    "ours-3": 3,
+    **dict(zip(TIGHT + TEAMS, (1, 3, 1, 3), strict=True)),
+    CLAIMS_OURS: 1,
+}
 """For each arrangement with vcuda quota's webhook: the number of replicas of the webhook."""
 
 EVERY = (NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN, *OURS, CLAIMS_NONE)
@@ -63,9 +69,10 @@ def namespaces(name: str, spread: int) -> list[str]:
 
 def prepare(plane: Plane, names: Sequence[str], most: int) -> None:
     """Create the namespaces of each arrangement, and set their quota."""
-    limits = {name: TIGHT_LIMIT if name in TIGHT else LIMIT for name in names if name in OURS}
+    limits = {name: TIGHT_LIMIT if name in TIGHT else LIMIT for name in names if name in OURS and name not in TEAMS}
     quota = {namespace: limit for name, limit in limits.items() for namespace in namespaces(name, most)}
-    write_quota(plane.cluster, quota)
+    teams = {name: {"namespaces": namespaces(name, most), **LIMIT} for name in names if name in TEAMS}
+    write_quota(plane.cluster, quota, teams)
     create_nodes(plane.cluster, ("M40", "P100"), 10)
     if set(names) & set(OF_CLAIMS):
         seed.serve_classes(plane)

@@ -63,6 +63,8 @@ def main(
                      the oldest. An exact count admits all. The column "releasing" counts the rejections
                      because the charge of a deleted pod is not released yet
       tight-ours-3   tight-ours-1 with three replicas
+      team-ours-1    ours-1, but the namespaces are one team, and only the team has a quota
+      team-ours-3    team-ours-1 with three replicas
       claims-ours-1  ours-1 with ResourceClaims for the same request (Kubernetes 1.34 or later)
       claims-none    none with ResourceClaims
 

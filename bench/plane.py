@@ -26,6 +26,7 @@ from tools.control_plane import Settings, running_control_plane
 from vcuda.kube import QuotaPlace, end_process
 from vcuda.ledger.ledger import Ledger
 from vcuda.ledger.text import read_ledger
+from vcuda.quota.terms import TEAMS
 from vcuda.tls import serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 from webhook.cli import serve
@@ -129,10 +130,10 @@ def manifests(*files: str) -> Iterator[Json]:
         yield from yaml.safe_load_all((MANIFESTS / file).read_text())
 
 
-def write_quota(cluster: Cluster, quota: Mapping[str, Json]) -> None:
+def write_quota(cluster: Cluster, quota: Mapping[str, Json], teams: Mapping[str, Json] | None = None) -> None:
     metadata = {"namespace": PLACE.namespace, "name": PLACE.name}
-    document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {PLACE.key: json.dumps(quota)}}
-    cluster.create(document)
+    data = {PLACE.key: json.dumps(quota), TEAMS: json.dumps(teams or {})}
+    cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
 
 
 def create_nodes(cluster: Cluster, models: Sequence[str], each: int) -> None:

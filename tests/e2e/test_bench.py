@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from bench.arrangements import CLAIMS_OURS, FLASK_PIN, NONE, OURS_1, TIGHT
+from bench.arrangements import CLAIMS_OURS, FLASK_PIN, NONE, OURS_1, TEAMS, TIGHT
 from tests.e2e.cluster import Cluster
 from tests.e2e.dra import served
 
-ARRANGEMENTS = (NONE, FLASK_PIN, OURS_1, TIGHT[-1])
+ARRANGEMENTS = (NONE, FLASK_PIN, OURS_1, TEAMS[-1], TIGHT[-1])
 """One arrangement of each kind. Those in Go are left out, because their program must be built first."""
 
 pytestmark = [pytest.mark.one_version, pytest.mark.timeout(300)]
