@@ -164,6 +164,25 @@ def test_a_namespace_leaves_its_old_team_only_when_the_new_team_allots_its_charg
     assert ({*after.allotments}, after.placed) == (names, placed)
 
 
+@cases(
+    "others, total, allotted",
+    much_is_free=(0, None, 600),
+    a_quarter_of_the_free_quota=(4000, None, 600),
+    more_than_a_quarter=(4001, None, 150),
+    a_quarter_of_the_free_cards_of_all_models=(0, 24, 600),
+    more_than_a_quarter_of_the_free_cards_of_all_models=(0, 23, 150),
+    only_the_charge_fits=(6300, None, 100),
+)
+def test_a_raise_allots_more_than_is_needed_only_while_much_quota_is_free(
+    others: int, total: int | None, allotted: int
+) -> None:
+    team = Team("vision", {"A100": Limit(6400)}, Limit(100 * total) if total else None)
+    membership = Membership(team, "7", enforced=True)
+    stored = TeamLedger({"train": {"A100": Charge(others)}} if others else {})
+    written = membership.raise_allotment(stored, "dev", Ledger(), planned=CARDS[1], extra={"A100": Charge(50)})
+    assert written.team.allotted["dev"] == {"A100": Charge(allotted)}
+
+
 def test_an_allotment_by_the_same_limits_in_an_older_document_is_checked_again() -> None:
     """Between the two documents, the limits may have been others, by which other namespaces used the quota."""
     older, newer = (Membership(TEAM, version, enforced=True) for version in ("7", "8"))

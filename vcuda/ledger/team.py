@@ -19,6 +19,10 @@ from vcuda.quota.model import Charge, Mode, NamespaceQuota, Team, fits, total
 MAX_MEMBERS = 500
 """The most namespaces to which a team allots quota. In a larger team, the pods of further namespaces are rejected."""
 
+AMPLE = 4
+"""A raise allots this many times what the namespace needs, if the others leave this many times that amount free. So the
+next admissions need no raise, which is two writes more."""
+
 Allotted = Mapping[str, Charge]
 """An amount of quota by GPU model."""
 
@@ -73,6 +77,10 @@ def needed(ledger: Ledger) -> Allotted:
 def covers(allotted: Allotted, wanted: Allotted) -> bool:
     """Return whether ``allotted`` is at least as large as ``wanted`` for each model."""
     return all(allotted.get(model, Charge()).covers(charge) for model, charge in wanted.items())
+
+
+def _times(amounts: Allotted, count: int) -> Allotted:
+    return {model: charge * count for model, charge in amounts.items()}
 
 
 def largest(*amounts: Allotted) -> Allotted:
@@ -246,12 +254,19 @@ class Membership(NamedTuple):
     ) -> Raise:
         """Return the ledgers that allot ``planned`` to the namespace, and ``extra`` if this fits too.
 
-        If the limits are enforced, a model that does not fit the limits of the team gets no larger allotment.
+        While much quota of the team is free, the namespace gets `AMPLE` times as much, so that its next admissions need
+        no raise. If the limits are enforced, a model that does not fit the limits of the team gets no larger allotment.
         """
         if (team := self.team) is None:
             return Raise(stored, ledger)
         others = allotted_to_others(stored, namespace)
-        checked = fitting(team, others, charges_by_model([*planned.items(), *extra.items()]), planned)
+        wanted = charges_by_model([*planned.items(), *extra.items()])
+        ample = _times(wanted, AMPLE)
+        left_free = _times(ample, AMPLE - 1)
+        checked = {
+            **fitting(team, others, wanted, planned),
+            **fitting(team, charges_by_model([*others.items(), *left_free.items()]), ample),
+        }
         written = raised(stored, namespace, checked, self.version)
         if not self.enforced:
             written = raised(written, namespace, planned)
