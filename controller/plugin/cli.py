@@ -146,8 +146,8 @@ def _show_uses(uses: list[NamespaceUse], output: str) -> None:
         if not uses:
             warn("no namespace has published usage: see kubectl gpuquota doctor")
         missing = [f"quotas are not in effect: {use.unregistered}" for use in uses if use.unregistered]
-        warnings = (*missing, *total_warnings(uses), *(text for use in uses for text in use.warnings))
-        for text in dict.fromkeys(warnings):
+        own = (text for use in uses for text in (*use.warnings, use.unpinned_warning))
+        for text in filter(None, dict.fromkeys((*missing, *total_warnings(uses), *own))):
             warn(text)
 
 
@@ -242,8 +242,9 @@ def why(target: Target, *, named: str, namespace: str | None, output: str | None
     The rejections are read from Events, which the API server keeps for an hour. If pods of the workload exist and are
     Pending, their states are shown first, with the states of their ResourceClaims. The command then tries one pod of
     the workload in a server-side dry run, which creates nothing. If quota is missing, the command shows how much must
-    become free, and which pods use it. If you name a pod that exists, the pod was admitted, and its state and claims
-    are shown. A claim that Kubernetes has not created yet is tried in a dry run.
+    become free, and which pods use it. If all pods of the workload exist, the command says so, and tries none. If you
+    name a pod that exists, the pod was admitted, and its state and claims are shown. A claim that Kubernetes has not
+    created yet is tried in a dry run.
 
     \b
     Examples:

@@ -84,8 +84,8 @@ class Why:
     """The reasons why a workload has no pods.
 
     ``rejected``: the recent rejections of its pods, the newest first.
-    ``now``: the states of its pending pods and their claims, and then the decisions of a dry run; for a pod that
-    exists, its state and those of its claims.
+    ``now``: the states of its pending pods and their claims, and then the decisions of a dry run. There is no dry run
+    if all pods exist. For a pod that exists, its state and those of its claims.
     ``missing``: the quota that must become free.
     ``hints``: likely causes, and what to do about them.
     ``pending_left_out``: the number of pending pods that ``now`` leaves out.
@@ -130,7 +130,7 @@ def explain_why(
     rejected = tuple(each for each in read_rejections(api, namespace) if _is_of(each, family))
     is_pod = kind.kind == "Pod"
     pods = [stored] if is_pod else _pending(api, (stored, *children), namespace)
-    asked = () if is_pod else _asked(api, stored, namespace)
+    asked = () if is_pod else _complete(stored, namespace) or _asked(api, stored, namespace)
     shown = pods[:MAX_PENDING_SHOWN]
     now = (*(found for pod in shown for found in _stored_pod(api, pod, namespace)), *asked)
     reasons = [each.reason for each in now if each.decision not in (ADMITTED, NOT_ASKED)]
@@ -140,6 +140,26 @@ def explain_why(
     own = _held_by_itself(stored, children, missing) if kind.kind == "Deployment" else ""
     hints = tuple(filter(None, (own, _pinned_elsewhere(shown, asked), use.unstored_warning if use else "")))
     return Why(f"{kind.kind}/{name}", namespace, rejected, now, missing, hints, len(pods) - len(shown))
+
+
+def _complete(stored: Json, namespace: str) -> tuple[ExplainedObject, ...]:
+    """Return the state of a workload that has all pods that it wants now; empty for another workload."""
+    spec, status = (stored.get(part) or {} for part in ("spec", "status"))
+    if status.get("observedGeneration", 0) < stored["metadata"].get("generation", 0):
+        return ()
+    wanted, found = spec.get("replicas", 0), status.get("replicas", 0)
+    if stored["kind"] in ("Deployment", "StatefulSet"):
+        # Only pods of the current template count. The API server leaves out this field if it is 0.
+        found = min(found, status.get("updatedReplicas", 0))
+    if stored["kind"] == "Job":
+        wanted = spec.get("parallelism", 1)
+        if (completions := spec.get("completions")) is not None:
+            wanted = min(wanted, completions - status.get("succeeded", 0))
+        found = status.get("active", 0)
+    if found < wanted or not (wanted or status.get("succeeded")):
+        return ()
+    reason = f"all pods exist that the workload wants now: {found}" if wanted else "all pods of the Job have succeeded"
+    return (ExplainedObject(f"{stored['kind']}/{stored['metadata']['name']}", namespace, ADMITTED, "", reason),)
 
 
 def _pending(api: Kubectl, owners: Sequence[Json], namespace: str) -> list[Json]:

@@ -38,8 +38,9 @@ PUT_OFF = "EvictionPutOff"
 GRANT_ENDS = "GrantEnds"
 
 NOT_COUNTED_MESSAGE = (
-    "the GPU quota of namespace {} does not count this pod, because the pod is pinned to no GPU model and does not run "
-    "on a node with a model. The pod was created before the quota was enforced. Recreate the pod to have it counted."
+    "the GPU quota of namespace {} does not count this pod, because the pod is pinned to no known GPU model and does "
+    "not run on a node with a model. The pod was created before the quota was enforced, or before its model was "
+    "renamed. Recreate the pod to have it counted."
 )
 
 REPORT_GRACE_SECONDS = 1.0

@@ -106,6 +106,19 @@ def test_wide_lists_the_pods_and_claims_that_use_the_cards(cluster: Cluster) -> 
     assert [(each["name"], each["claim"]) for each in told] == [("gpu", True), ("train", False)]
 
 
+def test_pods_without_a_known_model_are_shown_as_not_counted(cluster: Cluster) -> None:
+    use = {
+        "namespace": "team-a",
+        "mode": "enforce",
+        "models": [M40],
+        "unpinned": ["lab-7", "lab-8"],
+        "more_unpinned": 3,
+    }
+    cluster.publish("team-a", text=json.dumps(use))
+    text = "5 pods of namespace team-a are not counted, because they have no known GPU model, for example lab-7"
+    assert run("-n", "team-a").stderr == f"Warning: {text}\n"
+
+
 def test_a_reason_why_a_quota_cannot_be_used_is_shown_once(cluster: Cluster) -> None:
     warning = "no node has a GPU model, so pods that request GPUs stay pending"
     for namespace in ("team-a", "team-b"):

@@ -145,6 +145,46 @@ def test_the_missing_quota_is_shown_for_each_model_of_a_rejection(
     ]
 
 
+@cases(
+    "kind, spec, status, text",
+    deployment=(
+        "Deployment",
+        {"replicas": 4},
+        {"observedGeneration": 2, "replicas": 4, "updatedReplicas": 4},
+        "all pods exist that the workload wants now: 4",
+    ),
+    rollout=("Deployment", {"replicas": 4}, {"observedGeneration": 2, "replicas": 5, "updatedReplicas": 3}, None),
+    old_pods=("Deployment", {"replicas": 4}, {"observedGeneration": 2, "replicas": 4}, None),
+    not_observed=("Deployment", {"replicas": 4}, {"observedGeneration": 1, "replicas": 4}, None),
+    scaled_to_zero=("Deployment", {"replicas": 0}, {"observedGeneration": 2, "replicas": 0}, None),
+    running_job=("Job", {"parallelism": 3}, {"active": 3}, "all pods exist that the workload wants now: 3"),
+    last_pods=("Job", {"parallelism": 3, "completions": 9}, {"active": 1, "succeeded": 8}, "all pods exist that the"),
+    ended_job=("Job", {"parallelism": 3, "completions": 9}, {"succeeded": 9}, "all pods of the Job have succeeded"),
+    short_job=("Job", {"parallelism": 3, "completions": 9}, {"active": 1}, None),
+)
+def test_a_workload_with_all_its_pods_is_not_called_rejected_for_an_old_event(
+    cluster: Cluster, kind: str, spec: Manifest, status: Manifest, text: str | None
+) -> None:
+    api, plural = ("batch", "jobs") if kind == "Job" else ("apps", "deployments")
+    metadata = {"name": "train", "namespace": "team-a", "uid": "uid-train", "generation": kind == "Deployment" and 2}
+    stored = {"kind": kind, "apiVersion": f"{api}/v1", "metadata": metadata, "status": status}
+    cluster.store(f"/apis/{api}/v1{TEAM}/{plural}/train", {**stored, "spec": {**spec, "template": TEMPLATE}})
+    about = {"kind": kind, "namespace": "team-a", "name": "train"}
+    store(cluster, event(1, DENIED + OVER, name="train", involvedObject=about))
+    cluster.rejection = ApiError(403, OVER)
+    told, found = why(f"{kind}/train")
+    assert len(found["rejected"]) == 1
+    if text is None:
+        assert (told, [each["decision"] for each in found["now"]]) == (1, ["rejected"])
+        return
+    [now] = found["now"]
+    assert (told, now["decision"], found["missing"]) == (0, "admitted", [])
+    assert now["reason"].startswith(text)
+    shown = run("-n", "team-a", "why", f"{kind}/train").stdout
+    assert shown.endswith(f"Now:\n  {kind}/train admitted: {now['reason']}\n")
+    assert shown.index("Rejected in the last hour:") < shown.index("Now:")
+
+
 def test_a_workload_that_would_be_admitted_now_waits_for_nothing(cluster: Cluster) -> None:
     deployment(cluster)
     status, found = why("deployments/train")

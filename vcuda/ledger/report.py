@@ -164,6 +164,14 @@ class NamespaceUse:
         return f"{subject} ({found}): {UNSTORED_CAUSE}"
 
     @property
+    def unpinned_warning(self) -> str:
+        """A warning about pods without a known GPU model; empty if there are none."""
+        if not self.unpinned:
+            return ""
+        subject = f"{len(self.unpinned) + self.more_unpinned} pods of namespace {self.namespace} are not counted"
+        return f"{subject}, because they have no known GPU model, for example {self.unpinned[0]}"
+
+    @property
     def has_room(self) -> bool:
         largest = max((pod.cores for model in self.models for pod in model.pods), default=0) / CORES_PER_CARD
         of_team = self.team.limits if self.team else ()
