@@ -87,7 +87,7 @@ class ClaimHolds:
         # `_next_look`: by namespace, the time from which `_forget_unused` may run again.
         self._next_look: dict[str, float] = {}
 
-    def note(
+    def record(
         self,
         old: StoredClaim | None,
         new: StoredClaim | None,
@@ -122,7 +122,7 @@ class ClaimHolds:
             return [_unseen_user(uid) for uid in self._listed_bare.get(namespace, ())]
 
     def is_behind(self, namespace: str, stored: Iterable[StoredClaim]) -> bool:
-        """Return True if a claim has lost or changed the devices that `note` has recorded for the claim.
+        """Return True if a claim has lost or changed the devices that `record` has recorded for the claim.
 
         ``stored``: the claims that are stored in the namespace.
         """

@@ -131,7 +131,7 @@ class ClaimInformer:
     def _on_event(self, old: StoredClaim | None, new: StoredClaim | None) -> None:
         version = self.reflector.resource_version
         listed = version == self.reflector.listed_version
-        self._holds.note(old, new, version=version, listed=listed, charge=self._last_charge)
+        self._holds.record(old, new, version=version, listed=listed, charge=self._last_charge)
         # StoredClaim omits most fields of a ResourceClaim. Ignore an event that changes only omitted fields.
         changed = new or old
         if old == new or changed is None:

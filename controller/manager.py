@@ -27,7 +27,7 @@ from vcuda.kube.metrics import UnreadCollector
 from vcuda.ledger.report import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.missing_models import model_warnings
-from vcuda.quota.terms import SYSTEM_NAMESPACES
+from vcuda.quota.well_known import SYSTEM_NAMESPACES
 
 OFFERS = "offers"
 """The queue of changed GPU models has this key if the resources that nodes offer have changed."""
@@ -270,7 +270,7 @@ class Leader:
             self.recounter.pods.list_again()
             if acts == is_silent():
                 if not acts:
-                    self.recounter.note_ages()
+                    self.recounter.record_ages()
                 continue
             acts = not acts
             if acts:

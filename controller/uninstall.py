@@ -17,7 +17,7 @@ from vcuda import errors
 from vcuda.k8s_types import K8sStruct
 from vcuda.kube import MERGE_PATCH, Kube, segment
 from vcuda.kube.ledger_store import NAMESPACE_LABEL
-from vcuda.quota.terms import USAGE_NAME as REPORT
+from vcuda.quota.well_known import USAGE_NAME as REPORT
 
 OURS = {"labelSelector": "app.kubernetes.io/part-of=vcuda-quota"}
 WRITERS = ("vcuda-webhook", "vcuda-controller")

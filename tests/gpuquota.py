@@ -14,7 +14,7 @@ from tests.api_double import ApiDouble
 from tests.builders import Manifest
 from vcuda.errors import ApiError, Conflict, VcudaError
 from vcuda.kube import Heard
-from vcuda.quota.terms import USAGE_LABELS
+from vcuda.quota.well_known import USAGE_LABELS
 
 
 class Cluster(ApiDouble):

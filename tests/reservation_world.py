@@ -30,7 +30,7 @@ from vcuda.ledger.ledger import Admitted, Ledger, charges_by_model
 from vcuda.ledger.text import read_ledger
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Grant, Limit, NamespaceQuota, fits, total
-from vcuda.quota.terms import STORABLE_SECONDS
+from vcuda.quota.well_known import STORABLE_SECONDS
 from webhook.ledger.charging import ChargeRequest, Decision
 from webhook.ledger.ledgers import ClusterLedgers
 from webhook.ledger.reservations import RATE_SECONDS

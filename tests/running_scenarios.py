@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from controller.claim_holds import AWAIT_PODS_SECONDS
 from tests.running_world import CLAIMS, RunningWorld, TrueClaim, TruePod
-from vcuda.quota.terms import STORABLE_SECONDS
+from vcuda.quota.well_known import STORABLE_SECONDS
 
 Scenario = Callable[[RunningWorld], None]
 

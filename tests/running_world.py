@@ -27,7 +27,7 @@ from vcuda.ledger.ledger import Admitted, Ledger
 from vcuda.ledger.recount import recount
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
-from vcuda.quota.terms import STORABLE_SECONDS
+from vcuda.quota.well_known import STORABLE_SECONDS
 from webhook.ledger.batches import decide
 from webhook.ledger.charging import ChargeRequest
 
@@ -137,7 +137,7 @@ class WatchingLeader:
     def note(self) -> None:
         """Note the ages of the charges in the newest ledger, as a standby does."""
         self.recounter.ledgers.relist()
-        self.recounter.note_ages()
+        self.recounter.record_ages()
 
 
 class RunningWorld:

@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from vcuda.errors import BadInput
-from vcuda.quota.terms import (
+from vcuda.quota.well_known import (
     LEDGER_NAMESPACE,
     MAX_TERMINATING_SECONDS,
     MODEL_LABEL,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from vcuda import documents, errors, pod_templates
 from vcuda.claims.names import API_VERSION, CLAIM, GROUP, TEMPLATE
-from vcuda.quota.terms import MODELS_ANNOTATION, NAMESPACE_RULE, is_namespace_name
+from vcuda.quota.well_known import MODELS_ANNOTATION, NAMESPACE_RULE, is_namespace_name
 
 Manifest = dict[str, Any]
 

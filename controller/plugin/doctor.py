@@ -30,8 +30,8 @@ from controller.plugin.rights import fault_of_account, missing_rights
 from controller.recount import labels
 from vcuda import errors
 from vcuda.placement.missing_models import model_warnings
-from vcuda.quota.terms import team_path
 from vcuda.quota.values import listed
+from vcuda.quota.well_known import team_path
 from vcuda.registration import DECLARED, summarize_missing
 
 CORRECT_PLACE = "Set the flag --quota-configmap, or the chart's value quota.name, to the ConfigMap that has the limits"

@@ -13,7 +13,7 @@ from vcuda import errors
 from vcuda.claims import pin
 from vcuda.claims.names import API_PATH, CLAIM, TEMPLATE
 from vcuda.quota.rejections import read_forecast, would_be_pinned
-from vcuda.quota.terms import MODEL_ANNOTATION
+from vcuda.quota.well_known import MODEL_ANNOTATION
 from vcuda.requests.folding import fold
 from vcuda.workloads import Manifest, Unread, Workload, entries, made_claims
 

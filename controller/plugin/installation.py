@@ -24,7 +24,7 @@ from vcuda.kube import Kube, segment
 from vcuda.kube.ledger_marks import MARK
 from vcuda.kube.ledger_store import KEY, NAMESPACE_LABEL, TEAM_PREFIX
 from vcuda.kube.team_store import TEAM_LABEL
-from vcuda.quota.terms import SYSTEM_NAMESPACES
+from vcuda.quota.well_known import SYSTEM_NAMESPACES
 from vcuda.requests.config import QuotaConfig, parse_config
 
 WEBHOOK, CONTROLLER, SCHEDULER = "vcuda-webhook", "vcuda-controller", "vcuda-scheduler"

@@ -35,7 +35,7 @@ from vcuda.placement.nodes import Nodes
 from vcuda.placement.observed_nodes import ObservedNode, nodes_of, observe
 from vcuda.placement.registers import read_registers
 from vcuda.quota.model import CORES_PER_CARD, Cores, NamespaceQuota, Quota, total
-from vcuda.quota.terms import SYSTEM_NAMESPACES, UNASKED_NAMESPACES
+from vcuda.quota.well_known import SYSTEM_NAMESPACES, UNASKED_NAMESPACES
 from vcuda.requests.config import QuotaConfig, parse_config
 from vcuda.requests.resources import PLAIN_CARDS, GpuResources, ProductRow
 

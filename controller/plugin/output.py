@@ -10,7 +10,7 @@ import yaml
 
 from controller.plugin.kubectl import Kubectl
 from vcuda import cli
-from vcuda.quota.terms import NAMESPACE_RULE, is_namespace_name
+from vcuda.quota.well_known import NAMESPACE_RULE, is_namespace_name
 
 WIDE = "wide"
 OUTPUTS = click.Choice(["table", WIDE, "json", "yaml"])

@@ -9,7 +9,7 @@ import msgspec
 from controller.plugin.kubectl import Kubectl, in_path, read_json
 from vcuda import errors
 from vcuda.ledger.report import NamespaceUse
-from vcuda.quota.terms import USAGE_KEY, USAGE_LABELS, USAGE_NAME
+from vcuda.quota.well_known import USAGE_KEY, USAGE_LABELS, USAGE_NAME
 
 EVERY_REPORT: Mapping[str, str] = {
     "fieldSelector": f"metadata.name={USAGE_NAME}",

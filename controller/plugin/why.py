@@ -18,7 +18,7 @@ from vcuda.ledger.report import NamespaceUse, PodUse
 from vcuda.quota.model import CORES_PER_CARD, cards, mebibytes
 from vcuda.quota.rejections import lacks_node
 from vcuda.quota.shortage import MissingQuota, read_shortages
-from vcuda.quota.terms import MODEL_ANNOTATION, TOTAL
+from vcuda.quota.well_known import MODEL_ANNOTATION, TOTAL
 from vcuda.workloads import check_shape, entries, workloads_in
 
 Json = dict[str, Any]

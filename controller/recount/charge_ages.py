@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 
 from vcuda.ledger.ledger import MARGIN_SECONDS, RESERVATION_SECONDS, UNSEEN_SECONDS, Ledger
-from vcuda.quota.terms import MAX_TERMINATING_SECONDS, STORABLE_SECONDS
+from vcuda.quota.well_known import MAX_TERMINATING_SECONDS, STORABLE_SECONDS
 
 SEEN_SECONDS = 5.0
 """Seconds within which the watches normally deliver an admitted pod."""
@@ -102,7 +102,7 @@ class ChargeAges:
         """Record that this leader wrote a ledger. Charges that it first sees later were made after ``watch`` began."""
         self._written_under[namespace] = watch
 
-    def note(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> None:
+    def record(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> None:
         """Remember when the charges and reservations of a ledger were first seen."""
         self.pending(namespace, ledger, watch, now)
         self.terminating(namespace, ledger, now)

@@ -14,7 +14,7 @@ from vcuda import errors, k8s_types
 from vcuda.k8s_types import Decoder
 from vcuda.kube import NOT_TRACKED, Kube, Reflector, events, segment, upsert
 from vcuda.ledger.report import NamespaceUse
-from vcuda.quota.terms import USAGE_KEY, USAGE_LABELS, USAGE_NAME
+from vcuda.quota.well_known import USAGE_KEY, USAGE_LABELS, USAGE_NAME
 
 UNHURRIED_SECONDS = 5.0
 """Minimum seconds between two reports of a namespace with free quota. No pod waits for these reports."""

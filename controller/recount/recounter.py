@@ -121,8 +121,8 @@ class Recounter:
         self._with_room: set[str] = set()
         # `_unreadable`: by namespace, the version of a damaged ledger that will be deleted, and when it was found.
         self._unreadable: dict[str, tuple[str, float]] = {}
-        # `_noted`: by namespace, the version of the ledger whose charges `note_ages` has seen last.
-        self._noted: Mapping[str, str] = {}
+        # `_recorded`: by namespace, the version of the ledger whose charges `record_ages` has seen last.
+        self._recorded: Mapping[str, str] = {}
         self._log = structlog.get_logger()
 
     def _add_grown(self, namespace: str) -> None:
@@ -225,7 +225,7 @@ class Recounter:
             self._recount_limited(namespace, limits, stored)
             return
         self._with_room.discard(namespace)
-        self.teams.usages.note(namespace, None, {})
+        self.teams.usages.record(namespace, None, {})
         self._on_report(namespace, None)
         if stored:
             stored = self.teams.place(namespace, stored)
@@ -369,7 +369,7 @@ class Recounter:
     def reservation_ages(self) -> Mapping[str, float]:
         return self._ages.reservation_ages(self._clock())
 
-    def note_ages(self) -> None:
+    def record_ages(self) -> None:
         """Note since when the watches have run, and when the charges of each ledger were first seen.
 
         A standby calls this method regularly. So if the standby recounts a ledger later, it already knows these ages.
@@ -377,12 +377,12 @@ class Recounter:
         watch, now = self._watching(), self._clock()
         ledgers = {each.namespace: each for each in self.ledgers.snapshot().values()}
         for namespace, known in ledgers.items():
-            if self._noted.get(namespace) != known.config_map.metadata.resource_version:
+            if self._recorded.get(namespace) != known.config_map.metadata.resource_version:
                 with contextlib.suppress(errors.UnreadableLedger):  # A recount reports this error.
-                    self._ages.note(namespace, known.read().ledger, watch, now)
-        for namespace in self._noted.keys() - ledgers.keys():
+                    self._ages.record(namespace, known.read().ledger, watch, now)
+        for namespace in self._recorded.keys() - ledgers.keys():
             self._ages.forget(namespace)
-        self._noted = {namespace: each.config_map.metadata.resource_version for namespace, each in ledgers.items()}
+        self._recorded = {namespace: each.config_map.metadata.resource_version for namespace, each in ledgers.items()}
 
     def _watching(self) -> Watch:
         return self._ages.watching(self.pods.since, self.claims.since, self._clock())

@@ -86,7 +86,7 @@ class TeamAllotments:
     def report(self, namespace: str, limits: NamespaceQuota, ledger: Ledger) -> TeamUse | None:
         """Record the usage of a namespace, and queue its teams. Return the usage of its team; None if it has none."""
         self.changed(ledger, limits)
-        return self.usages.note(namespace, limits.team, ledger.without_fill().usages())
+        return self.usages.record(namespace, limits.team, ledger.without_fill().usages())
 
     # The methods that the recounter calls
 

@@ -38,7 +38,7 @@ class TeamUsages:
         self._sums: dict[str, dict[str, Usage]] = {}
         self._uses: dict[str, TeamUse] = {}
 
-    def note(self, namespace: str, team: Team | None, usages: Usages) -> TeamUse | None:
+    def record(self, namespace: str, team: Team | None, usages: Usages) -> TeamUse | None:
         """Record the usage of a namespace. Return the usage of its team; None if it is in no team."""
         with self._lock:
             if (before := self._team_of.pop(namespace, None)) is not None:

@@ -15,7 +15,7 @@ from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import NO_LIMIT, Charge, Limit, Mode, NamespaceQuota, cards, fits, mebibytes, total
-from vcuda.quota.terms import TOTAL
+from vcuda.quota.well_known import TOTAL
 
 StoredObject = StoredPod | StoredClaim
 PricedClaim = tuple[StoredClaim, ClaimCharge]

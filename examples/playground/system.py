@@ -22,7 +22,7 @@ from tools.component import Component, Probe
 from tools.control_plane import write_kubeconfig
 from tools.ports import free_ports
 from vcuda.errors import ApiError, VcudaError
-from vcuda.quota.terms import MODEL_ANNOTATION
+from vcuda.quota.well_known import MODEL_ANNOTATION
 
 Json = dict[str, Any]
 

@@ -11,7 +11,7 @@ from tests.e2e.installation import Installation, await_enforced, tenant_of
 from tests.e2e.ledgers import await_committed, await_published
 from tests.integration.reviews import card_pod, with_spec
 from tests.processes import ControllerProcess
-from vcuda.quota.terms import MAX_TERMINATING_SECONDS as LONGEST
+from vcuda.quota.well_known import MAX_TERMINATING_SECONDS as LONGEST
 
 UNGATED = {"spec": {"schedulingGates": None}}
 

@@ -14,7 +14,7 @@ from tests.integration.reviews import card_pod, with_spec
 from tests.processes import eventually
 from vcuda.ledger.ledger import Terminating
 from vcuda.quota.model import Charge
-from vcuda.quota.terms import MAX_TERMINATING_SECONDS
+from vcuda.quota.well_known import MAX_TERMINATING_SECONDS
 
 FOUR = Charge(400, 0, 400)
 

@@ -22,7 +22,7 @@ from tests.e2e.steady import creating, share
 from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, gpu_pod, on_m40
 from tests.processes import SCRIPTS, ControllerProcess, eventually
-from vcuda.quota.terms import USAGE_LABELS
+from vcuda.quota.well_known import USAGE_LABELS
 
 pytestmark = pytest.mark.one_version
 

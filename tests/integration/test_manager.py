@@ -23,7 +23,7 @@ from tests.processes import eventually
 from tests.quota_map import store_quota
 from tests.waiting import PATIENT
 from vcuda.quota.rejections import OVER_QUOTA
-from vcuda.quota.terms import LEDGER_NAMESPACE
+from vcuda.quota.well_known import LEDGER_NAMESPACE
 from vcuda.requests.schemes import GPU_MANAGER
 
 

@@ -12,7 +12,7 @@ from controller.ui.leading import SERVICE
 from tests.integration.overlays import flags as flags_of
 from tests.pod_security import offences
 from tests.rendered import MANIFESTS, SYSTEM_NAMESPACE, Json, composed, container, label, one, pod_spec, rendered
-from vcuda.quota.terms import USAGE_NAME
+from vcuda.quota.well_known import USAGE_NAME
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.policies import ANNOTATIONS, KINDS, LABELS, POD, admits, policies
 from tests.rendered import BASE, Json, rendered
-from vcuda.quota.terms import MAX_TERMINATING_SECONDS as LONGEST
+from vcuda.quota.well_known import MAX_TERMINATING_SECONDS as LONGEST
 from vcuda.requests.bypasses import COMPUTE_POLICY
 from vcuda.requests.runtime_devices import DEVICE_ANNOTATIONS
 

@@ -13,7 +13,7 @@ from tests.integration.overlays import every_overlay, flags
 from tests.kubectl import kubectl
 from tests.pod_security import offences
 from tests.rendered import Json, composed, container, label, one, ours, overlay_of, pod_spec, pod_specs, rendered
-from vcuda.quota.terms import LEDGER_NAMESPACE
+from vcuda.quota.well_known import LEDGER_NAMESPACE
 from vcuda.requests.schemes import SCHEMES
 from vcuda.x509 import service_names
 

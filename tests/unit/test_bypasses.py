@@ -19,7 +19,7 @@ from vcuda.errors import MAX_FAULTS
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.allowances import Allowance
 from vcuda.quota.model import Limit, Mode, NamespaceQuota, Quota
-from vcuda.quota.terms import MAX_TERMINATING_SECONDS
+from vcuda.quota.well_known import MAX_TERMINATING_SECONDS
 from vcuda.requests.bypasses import could_reach_gpus
 from vcuda.requests.config import parse_config
 from vcuda.requests.runtime_devices import DEVICE_ANNOTATIONS, RuntimeClasses

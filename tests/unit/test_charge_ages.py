@@ -14,7 +14,7 @@ from vcuda.ledger.ledger import (
     Terminating,
 )
 from vcuda.quota.model import Charge
-from vcuda.quota.terms import MAX_TERMINATING_SECONDS, STORABLE_SECONDS
+from vcuda.quota.well_known import MAX_TERMINATING_SECONDS, STORABLE_SECONDS
 
 TEAM = "team-a"
 WATCH = Watch("1", "1", began=0.0)

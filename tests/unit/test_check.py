@@ -12,7 +12,7 @@ from tests.builders import MODEL, ONE_CARD, POOL, Manifest, container, pod, vcud
 from tests.match_conditions import declared
 from tests.tables import cases
 from tools.reference.sources import ROOT
-from vcuda.quota.terms import UNASKED_NAMESPACES
+from vcuda.quota.well_known import UNASKED_NAMESPACES
 from webhook.cli import main
 
 QUOTA = """

@@ -52,7 +52,7 @@ def holds(api: ApiDouble) -> ClaimHolds:
 
 
 def note(holds: ClaimHolds, old: StoredClaim | None, new: StoredClaim | None, *, listed: bool = False) -> None:
-    holds.note(old, new, version="1", listed=listed, charge=lambda _: ClaimCharge({"A100": CARD}))
+    holds.record(old, new, version="1", listed=listed, charge=lambda _: ClaimCharge({"A100": CARD}))
 
 
 def claim(*users: str, devices: tuple[AllocatedDevice, ...] = DEVICES) -> StoredClaim:

@@ -29,7 +29,7 @@ from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import PinSettings
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota, Usage
 from vcuda.quota.rejections import UNPATCHED
-from vcuda.quota.terms import MODELS_ANNOTATION
+from vcuda.quota.well_known import MODELS_ANNOTATION
 from webhook.admission import Gate, NotReady, Service
 from webhook.ledger.charging import ChargeRequest, Decision
 from webhook.ledger.ledgers import MemoryLedgers

@@ -29,7 +29,7 @@ from tests.unit.test_stored_claims import report
 from vcuda.errors import ListOverdue
 from vcuda.kube import QuotaInformer, QuotaPlace
 from vcuda.quota.rejections import OVER_QUOTA
-from vcuda.quota.terms import USAGE_KEY, USAGE_LABELS, USAGE_NAME
+from vcuda.quota.well_known import USAGE_KEY, USAGE_LABELS, USAGE_NAME
 
 MIB = 2**20
 LARGE = "x" * MIB

@@ -15,7 +15,7 @@ from vcuda.errors import LedgerLost, UnreadableLedger
 from vcuda.kube import LedgerStore
 from vcuda.ledger.ledger import MARGIN_SECONDS, RESERVATION_SECONDS, Admitted, Ledger
 from vcuda.placement.nodes import Nodes
-from vcuda.quota.terms import STORABLE_SECONDS
+from vcuda.quota.well_known import STORABLE_SECONDS
 
 MARK = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-ledger-opened.team-a"
 TEAM = "/api/v1/namespaces/team-a"

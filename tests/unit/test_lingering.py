@@ -68,8 +68,8 @@ def delete(watch: PodInformer, pod: StoredPod) -> None:
 def lose(holds: ClaimHolds, claim: StoredClaim) -> None:
     """Let the watch of claims report a claim with devices, and then its deletion."""
     known: dict[str, Any] = {"version": "1", "listed": False, "charge": lambda _: ClaimCharge({"A100": CARD})}
-    holds.note(None, claim, **known)
-    holds.note(claim, None, **known)
+    holds.record(None, claim, **known)
+    holds.record(claim, None, **known)
 
 
 def is_full(watch: PodInformer, namespace: str) -> bool:

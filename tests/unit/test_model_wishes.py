@@ -18,7 +18,7 @@ from vcuda.placement.choice import MAX_CHARACTERS, Rule, ordered_models, read_wi
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
-from vcuda.quota.terms import MODELS_ANNOTATION
+from vcuda.quota.well_known import MODELS_ANNOTATION
 from webhook.ledger.charging import ChargeRequest
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review import answers

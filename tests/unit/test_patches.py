@@ -21,7 +21,7 @@ from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.nodes import CardTypes, Nodes
 from vcuda.placement.patches import PinSettings, patch_for, type_annotations, unpinned_patch
 from vcuda.quota.model import Mode, NamespaceQuota, Quota
-from vcuda.quota.terms import MODEL_ANNOTATION
+from vcuda.quota.well_known import MODEL_ANNOTATION
 from vcuda.requests.pod_request import read_request
 from webhook.review.context import PolicySnapshot
 

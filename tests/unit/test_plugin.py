@@ -12,7 +12,7 @@ from tests.api_double import lost_request
 from tests.builders import vcuda_pod
 from tests.gpuquota import Cluster, explain, run
 from tests.tables import cases
-from vcuda.quota.terms import USAGE_LABELS
+from vcuda.quota.well_known import USAGE_LABELS
 
 M40 = {"model": "M40", "limit": 8.0, "used": 6.5, "pending": 1.0, "available": 1.5, "terminating": 0.0, "reserved": 0.0}
 P100 = {"model": "P100", "limit": 0.0, "used": 0.0, "pending": 0.0, "available": 0.0, "terminating": 0.0}

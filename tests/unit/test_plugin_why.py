@@ -17,7 +17,7 @@ from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.errors import ApiError
 from vcuda.quota.model import Charge, Limit, Usage
 from vcuda.quota.shortage import Shortage, exceeded
-from vcuda.quota.terms import UNSTORED_CAUSE
+from vcuda.quota.well_known import UNSTORED_CAUSE
 
 TEAM = "/namespaces/team-a"
 TEMPLATE = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [container({"nvidia.com/gpu": "2"})]}}

@@ -15,8 +15,8 @@ from tests.replicas import Clock
 from tests.tables import cases
 from vcuda.errors import ApiError, Cause, NotFound, VcudaError
 from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
-from vcuda.quota.terms import UNSTORED_CAUSE
 from vcuda.quota.values import MIB
+from vcuda.quota.well_known import UNSTORED_CAUSE
 
 TERMINATING = ApiError(
     403,

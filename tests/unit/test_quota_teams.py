@@ -12,7 +12,7 @@ from vcuda.quota import teams
 from vcuda.quota.allowances import Allowance
 from vcuda.quota.membership import Members
 from vcuda.quota.model import Limit, Mode, NamespaceQuota, Quota
-from vcuda.quota.terms import SYSTEM_NAMESPACES, UNASKED_NAMESPACES
+from vcuda.quota.well_known import SYSTEM_NAMESPACES, UNASKED_NAMESPACES
 from vcuda.requests.config import parse_config
 
 VISION = "vision: {namespaces: [vision-train, 'vision-dev-*'], quota: {A100: 8, T4: {cards: 16, memory: 256Gi}}"

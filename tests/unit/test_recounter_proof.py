@@ -11,7 +11,7 @@ from vcuda.kube import LedgerStore
 from vcuda.ledger.ledger import MARGIN_SECONDS, RESERVATION_SECONDS, Ledger, Pending, Terminating
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Usage
-from vcuda.quota.terms import STORABLE_SECONDS
+from vcuda.quota.well_known import STORABLE_SECONDS
 
 ENDS_SECONDS = STORABLE_SECONDS + RESERVATION_SECONDS + MARGIN_SECONDS
 """A ledger is deleted after its limit or its namespace has been missing for this many seconds."""

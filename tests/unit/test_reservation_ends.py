@@ -15,7 +15,7 @@ from tests.reservation_world import ReservationWorld
 from tests.tables import cases
 from vcuda.kube.client import Heard
 from vcuda.ledger.ledger import MARGIN_SECONDS, RESERVATION_SECONDS
-from vcuda.quota.terms import STORABLE_SECONDS
+from vcuda.quota.well_known import STORABLE_SECONDS
 
 
 @pytest.fixture

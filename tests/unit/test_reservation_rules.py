@@ -18,7 +18,7 @@ from vcuda.kube.ledger_marks import LedgerMarks
 from vcuda.ledger.ledger import RESERVATION_SECONDS, Ledger, Pending, Reservation
 from vcuda.ledger.recount import ObservedPods, recount
 from vcuda.quota.model import Charge, NamespaceQuota, Usage
-from vcuda.quota.terms import STORABLE_SECONDS
+from vcuda.quota.well_known import STORABLE_SECONDS
 from webhook.ledger import reservations as own_reservations, spending
 from webhook.ledger.reservations import Demand, Plan, ReplicaReservation, plan_reservation
 

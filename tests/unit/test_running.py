@@ -17,7 +17,7 @@ from vcuda.ledger import recount as recounting
 from vcuda.ledger.ledger import UNSEEN_SECONDS, Ledger, Reservation, Terminating
 from vcuda.ledger.recount import ObservedPods, recount
 from vcuda.quota.model import Charge
-from vcuda.quota.terms import STORABLE_SECONDS
+from vcuda.quota.well_known import STORABLE_SECONDS
 
 
 @pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda scenario: scenario.__name__)

@@ -43,7 +43,7 @@ class Team:
         assert limits
         ledger = Ledger({"M40": Charge(cores)})
         use = replace(used(ledger, quota=limits), namespace=namespace)
-        use = replace(use, team=self.usages.note(namespace, limits.team, ledger.usages()))
+        use = replace(use, team=self.usages.record(namespace, limits.team, ledger.usages()))
         self.retrier.report(namespace, use)
         self.claims.report(namespace, use)
 

@@ -25,7 +25,7 @@ from vcuda.ledger.ledger import FULL, Ledger, Terminating
 from vcuda.ledger.report import ModelUse, NamespaceUse, TeamUse
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Team, Usage, all_models
 from vcuda.quota.shortage import Shortage, exceeded
-from vcuda.quota.terms import USAGE_KEY
+from vcuda.quota.well_known import USAGE_KEY
 
 LIMITS = {"M40": Limit(800), "P100": Limit(400)}
 VISION = Team("vision", LIMITS, Limit(1000))
@@ -36,7 +36,7 @@ LEDGERS = {"a": Ledger({"M40": Charge(500)}), "b": Ledger({"M40": Charge(150), "
 def reports() -> dict[str, NamespaceUse]:
     """Return the reports of three namespaces of the team, each with the newest figures of the team."""
     teams = TeamUsages()
-    shared = [teams.note(namespace, VISION, ledger.usages()) for namespace, ledger in LEDGERS.items()][-1]
+    shared = [teams.record(namespace, VISION, ledger.usages()) for namespace, ledger in LEDGERS.items()][-1]
     assert shared
     uses = {namespace: used(ledger, quota=SHARED) for namespace, ledger in LEDGERS.items()}
     return {namespace: replace(use, namespace=namespace).within(shared) for namespace, use in uses.items()}
@@ -80,13 +80,13 @@ def test_a_namespace_whose_team_is_nearly_full_has_no_room() -> None:
 def test_a_namespace_that_changes_its_team_counts_in_one_team() -> None:
     teams, ocean = TeamUsages(), Team("ocean", LIMITS)
     usage = LEDGERS["a"].usages()
-    before = teams.note("a", VISION, usage)
-    teams.note("b", VISION, usage)
-    after = teams.note("a", ocean, usage)
+    before = teams.record("a", VISION, usage)
+    teams.record("b", VISION, usage)
+    after = teams.record("a", ocean, usage)
     assert before
     assert after
     assert (after.models[0].used, teams.members("vision"), teams.members("ocean")) == (5, ["b"], ["a"])
-    assert teams.note("b", None, {}) is None
+    assert teams.record("b", None, {}) is None
     assert teams.members("vision") == []
     assert teams.current(before) is before
 
@@ -101,10 +101,10 @@ def test_the_sums_of_a_team_follow_each_namespace_and_read_no_other(monkeypatch:
 
     monkeypatch.setattr("controller.recount.team_usages.all_models", counted)
     for number in range(200):
-        teams.note(f"m-{number}", VISION, Ledger({"M40": Charge(1)}).usages())
+        teams.record(f"m-{number}", VISION, Ledger({"M40": Charge(1)}).usages())
     for number in range(0, 200, 2):
-        teams.note(f"m-{number}", VISION, Ledger({"P100": Charge(1)}).usages())
-    use = teams.note("m-1", VISION, {})
+        teams.record(f"m-{number}", VISION, Ledger({"P100": Charge(1)}).usages())
+    use = teams.record("m-1", VISION, {})
     assert use
     assert [each.used for each in use.limits] == [0.99, 1, 1.99]
     assert added == [2] * 300
@@ -113,7 +113,7 @@ def test_the_sums_of_a_team_follow_each_namespace_and_read_no_other(monkeypatch:
 def test_a_namespace_with_too_many_deleted_pods_does_not_fill_its_team() -> None:
     """Its ledger has a charge that is larger than every cluster. No pod uses this charge."""
     full = {f"M40{FULL}600": Terminating("M40", Charge(10**7), 600), "x": Terminating("M40", Charge(100), 30)}
-    use = TeamUsages().note("a", VISION, Ledger(terminating=full).without_fill().usages())
+    use = TeamUsages().record("a", VISION, Ledger(terminating=full).without_fill().usages())
     assert use
     assert (use.models[0].used, use.models[0].available) == (1, 7)
 
@@ -128,7 +128,7 @@ def test_the_other_reports_of_a_team_follow_a_change_about_once_a_second_in_all(
 
     def report(name: str, cores: int) -> None:
         ledger = Ledger({"M40": Charge(cores)})
-        use = replace(used(ledger, quota=SHARED), namespace=name, team=teams.note(name, VISION, ledger.usages()))
+        use = replace(used(ledger, quota=SHARED), namespace=name, team=teams.record(name, VISION, ledger.usages()))
         publisher.report(name, use)
 
     def turns() -> list[str]:

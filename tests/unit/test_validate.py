@@ -22,7 +22,7 @@ from vcuda.placement.patches import PinSettings
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
 from vcuda.quota.rejections import UNPATCHED
 from vcuda.quota.shortage import Shortage
-from vcuda.quota.terms import MODEL_ANNOTATION, UNSTORED_CAUSE
+from vcuda.quota.well_known import MODEL_ANNOTATION, UNSTORED_CAUSE
 from webhook.ledger.charging import ChargeRequest, PutOff
 from webhook.ledger.ledgers import MAX_KNOWN_NAMESPACES, MemoryLedgers
 from webhook.review.decisions import SKIPPED_SECONDS, Creation, SkippedMutate

@@ -35,7 +35,7 @@ from vcuda.errors import NotFound, Unavailable, UnsupportedVersion
 from vcuda.k8s_types import Node, Pod
 from vcuda.kube import Heard, InvolvedObject, QuotaInformer, QuotaPlace
 from vcuda.kube.connection import check_version
-from vcuda.quota.terms import USAGE_KEY, USAGE_NAME
+from vcuda.quota.well_known import USAGE_KEY, USAGE_NAME
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA
 
 ALLOCATED = 1_700_000_000.0

@@ -15,7 +15,7 @@ from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import PinSettings
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Limit, NamespaceQuota
-from vcuda.quota.terms import STORABLE_SECONDS
+from vcuda.quota.well_known import STORABLE_SECONDS
 from webhook.ledger.charging import ChargeRequest, Decision, Ledgers
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review.decisions import Creation, RecentChoices, SkippedMutate

@@ -16,7 +16,7 @@ from vcuda.placement.placement import HOSTNAME, MAX_CHOICE
 from vcuda.placement.registers import Card
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.shortage import Shortage, exceeded
-from vcuda.quota.terms import MODELS_ANNOTATION
+from vcuda.quota.well_known import MODELS_ANNOTATION
 from vcuda.requests.resources import CLASS_RESOURCE, CardModels, ProductRow
 from webhook.ledger.charging import PutOff
 from webhook.review.answers import DELETED_RELEASED

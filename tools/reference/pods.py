@@ -18,7 +18,7 @@ from vcuda.placement.choice import Choice, Option, Rule, choose
 from vcuda.placement.nodes import CORDON, NOT_READY, NodeStates, Taint
 from vcuda.placement.placement import Candidates
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Team, Usage
-from vcuda.quota.terms import MODELS_ANNOTATION
+from vcuda.quota.well_known import MODELS_ANNOTATION
 from vcuda.requests.config import parse_config
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review.decisions import Creation

@@ -19,7 +19,7 @@ from vcuda.k8s_types import Pod
 from vcuda.kube import QuotaPlace
 from vcuda.placement.nodes import COUNT_LABEL, Nodes
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
-from vcuda.quota.terms import TEAMS
+from vcuda.quota.well_known import TEAMS
 from vcuda.requests.config import MODELS, QUOTA, parse_config
 from vcuda.requests.resources import PLAIN_CARDS, CardModels, ProductRow
 from vcuda.requests.schemes import HAMI

@@ -12,7 +12,7 @@ from vcuda.quota.document import MAX_NAMESPACES
 from vcuda.quota.entries import MAX_EXCEPTED
 from vcuda.quota.grant_entries import MAX_GRANTS, MAX_RECURRING
 from vcuda.quota.teams import MAX_ITEMS, MAX_TEAMS
-from vcuda.quota.terms import TEAMS
+from vcuda.quota.well_known import TEAMS
 from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
 from vcuda.requests.config import MODELS, QUOTA, SCHEME_SETTINGS, TIME_ZONE, UNITS, parse_config
 

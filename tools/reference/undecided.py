@@ -29,7 +29,7 @@ from vcuda.kube import NamedLedger
 from vcuda.kube.turns import ListTurns
 from vcuda.ledger.ledger import MARGIN_SECONDS, MAX_PENDING, RESERVATION_SECONDS, Ledger, Pending
 from vcuda.quota.model import Charge
-from vcuda.quota.terms import STORABLE_SECONDS
+from vcuda.quota.well_known import STORABLE_SECONDS
 from webhook.admission import TOO_LARGE, Gate, NotReady, Service
 from webhook.ledger import batches, namespace_ledger
 from webhook.ledger.charging import TOO_MANY_NAMESPACES, ChargeRequest, Decision, RetryLater

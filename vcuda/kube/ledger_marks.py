@@ -164,7 +164,7 @@ class SeenVersions:
         version, at = self._seen.get(namespace, (0, -math.inf))
         return version if self.clock() < at + self.seconds else 0
 
-    def note(self, namespace: str, version: str | None, *, anew: bool) -> None:
+    def record(self, namespace: str, version: str | None, *, anew: bool) -> None:
         """Record the version of a ledger that was read or written. ``anew``: True to replace a newer version too."""
         known, seen, now = self.newest(namespace), int(version or 0), self.clock()
         self._seen.pop(namespace, None)

@@ -25,7 +25,7 @@ from vcuda.ledger.ledger import LOST, MARGIN_SECONDS, RESERVATION_SECONDS, Ledge
 from vcuda.ledger.recount import Expired, recount
 from vcuda.ledger.text import OtherFormat, read_ledger, write_ledger
 from vcuda.placement.nodes import Nodes
-from vcuda.quota.terms import STORABLE_SECONDS
+from vcuda.quota.well_known import STORABLE_SECONDS
 from vcuda.requests.resources import BUILT_IN, GpuResources
 
 T = TypeVar("T")
@@ -211,7 +211,7 @@ class LedgerStore(NamespaceCounter):
         stored = decode_stored(_CONFIG_MAP.decode(raw), len(raw))
         if int(stored.version or 0) < newest:
             return self._closed(namespace, stored, timeout)
-        self._note(namespace, stored)
+        self._record(namespace, stored)
         return stored
 
     def _created(self, namespace: str, timeout: float) -> Stored | None:
@@ -226,7 +226,7 @@ class LedgerStore(NamespaceCounter):
             # A version lower than one that was seen before means that etcd was restored from a backup. So a ledger and
             # its mark may have been lost.
             self._marks.renew(namespace, timeout)
-        self._note(namespace, stored, anew=True)
+        self._record(namespace, stored, anew=True)
         return stored
 
     def _closed(self, namespace: str, stored: Stored, timeout: float) -> Stored | None:
@@ -242,11 +242,11 @@ class LedgerStore(NamespaceCounter):
             closed = _written(ledger, lambda: self.kube.put_heard(self.path(namespace), body, timeout=timeout))
         except (errors.Conflict, errors.NotFound):
             return None
-        self._note(namespace, closed, anew=True)
+        self._record(namespace, closed, anew=True)
         return closed
 
-    def _note(self, namespace: str, stored: Stored, *, anew: bool = False) -> None:
-        self._versions.note(namespace, stored.version, anew=anew)
+    def _record(self, namespace: str, stored: Stored, *, anew: bool = False) -> None:
+        self._versions.record(namespace, stored.version, anew=anew)
         if stored.ledger.lost is None:
             self._marks.opened(namespace)
 
@@ -261,7 +261,7 @@ class LedgerStore(NamespaceCounter):
         except errors.NotFound as error:
             # The ledger was deleted. To the caller this is a change by another writer, so raise Conflict.
             raise errors.Conflict(error.status, error.message) from error
-        self._note(namespace, stored)
+        self._record(namespace, stored)
         return stored
 
     def drop(self, namespace: str, version: str) -> None:

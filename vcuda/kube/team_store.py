@@ -93,10 +93,10 @@ class TeamStore:
         except errors.NotFound:
             return StoredTeam(TeamLedger(), None)
         if int(stored.version or 0) >= newest:
-            return self._noted(team, stored)
+            return self._recorded(team, stored)
         # This process has read a newer version before, so etcd was restored from a backup.
         closed = msgspec.structs.replace(stored.ledger, closed=RESTORED + secrets.token_urlsafe(6))
-        return self._noted(team, self._put(team, closed, stored.version, timeout), anew=True)
+        return self._recorded(team, self._put(team, closed, stored.version, timeout), anew=True)
 
     def open(self, team: str, placing: Placing | None = None, timeout: float = 10) -> StoredTeam:
         """Return the open ledger of a team. If it is closed or missing, first count what each namespace needs that has
@@ -144,7 +144,7 @@ class TeamStore:
         """
         if replaced.version is None:
             raise ValueError(team)  # a programming error: a ledger without a version must be opened before a write
-        return self._noted(team, self._put(team, ledger, replaced.version, timeout))
+        return self._recorded(team, self._put(team, ledger, replaced.version, timeout))
 
     def delete(self, team: str, version: str) -> None:
         """Delete the ledger of a team, if it still has ``version``. Otherwise raises Conflict or NotFound.
@@ -234,8 +234,8 @@ class TeamStore:
             raise errors.Conflict(error.status, error.message) from error
         return StoredTeam(ledger, _CONFIG_MAP.decode(raw).metadata.resource_version)
 
-    def _noted(self, team: str, stored: StoredTeam, *, anew: bool = False) -> StoredTeam:
-        self._versions.note(team, stored.version, anew=anew)
+    def _recorded(self, team: str, stored: StoredTeam, *, anew: bool = False) -> StoredTeam:
+        self._versions.record(team, stored.version, anew=anew)
         if not stored.ledger.closed:
             self._closed.pop(team, None)
         return stored

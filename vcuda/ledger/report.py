@@ -22,7 +22,7 @@ from vcuda.quota.model import (
     all_models,
     total,
 )
-from vcuda.quota.terms import TOTAL, UNSTORED_CAUSE
+from vcuda.quota.well_known import TOTAL, UNSTORED_CAUSE
 
 if TYPE_CHECKING:
     # These modules import the package kubernetes. The kubectl plugin reads reports without this package.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Set
 import msgspec
 
 from vcuda.k8s_types import NodeSelector, NodeSelectorTerm, PodSpec
-from vcuda.quota.terms import MODEL_LABEL, POOL_LABEL
+from vcuda.quota.well_known import MODEL_LABEL, POOL_LABEL
 
 NAME_FIELD = "metadata.name"
 _INT64_DIGITS = 19

@@ -17,8 +17,8 @@ import msgspec
 from vcuda.quota.model import NO_LIMIT, Charge, Limit, NamespaceQuota, Team, Usage, card_count, cards, fits
 from vcuda.quota.rejections import NO_QUOTA, passed_over, would_be_pinned
 from vcuda.quota.shortage import Shortage, find_shortage
-from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.quota.values import listed, printable, suggestion
+from vcuda.quota.well_known import MODELS_ANNOTATION
 
 OTHERS = "*"
 """The item at the end of the models annotation that stands for all other models of the quota entry."""

@@ -11,7 +11,7 @@ from vcuda.k8s_types import Check, Operation, Pod, PodSpec, Requirement, no_chec
 from vcuda.placement.affinity import NAME_FIELD, NodeLabels, matches_nothing, required_terms
 from vcuda.placement.nodes import NO_NODES, CardTypes, Nodes
 from vcuda.placement.placement import DEFAULT_SCHEDULER, HOSTNAME, MIG_MODE, contains_any, select, unwanted_texts
-from vcuda.quota.terms import MODEL_ANNOTATION
+from vcuda.quota.well_known import MODEL_ANNOTATION
 from vcuda.requests.schemes import ALLOCATION_LABELS, CREATION_ANNOTATIONS, Scheme
 
 BYTES_OF_A_STEP = 1024

@@ -24,7 +24,7 @@ from vcuda.placement.choice import NO_NODE, Option, Rule, ordered_models
 from vcuda.placement.nodes import CardTypes, Nodes, NodeStates, amounts_of
 from vcuda.quota.model import Charge, NamespaceQuota, Usage, all_models, mebibytes
 from vcuda.quota.rejections import no_model_usable
-from vcuda.quota.terms import MODELS_ANNOTATION
+from vcuda.quota.well_known import MODELS_ANNOTATION
 from vcuda.requests.mig import unknown_profile
 from vcuda.requests.pod_request import PodRequest
 from vcuda.requests.resources import NO_ROWS, CardModels

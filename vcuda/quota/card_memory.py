@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from vcuda.errors import Fault, QuotaFault
 from vcuda.quota.document import path_of
 from vcuda.quota.model import DEFAULT, Limit, NamespaceQuota, Quota
-from vcuda.quota.terms import TEAMS
+from vcuda.quota.well_known import TEAMS
 from vcuda.quota.yaml import KeyPath
 
 _MemoryOf = Callable[[str], int]

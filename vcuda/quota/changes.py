@@ -17,8 +17,8 @@ from vcuda.quota.model import (
     Quota,
     cards,
 )
-from vcuda.quota.terms import TOTAL, team_path
 from vcuda.quota.values import listed
+from vcuda.quota.well_known import TOTAL, team_path
 
 DERIVED = ("limits", "own", "granted", "excepted", "team")
 """The fields of a quota entry that are not compared as a whole. The fields ``limits`` and ``excepted`` are compared

@@ -38,9 +38,9 @@ from vcuda.quota.entries import NamespaceEntry, QuotaEntry
 from vcuda.quota.grant_entries import MAX_RECURRING
 from vcuda.quota.model import DEFAULT, NamespaceQuota, Quota
 from vcuda.quota.teams import TeamEntry
-from vcuda.quota.terms import NAMESPACE_RULE, SYSTEM_NAMESPACES, is_namespace_name
 from vcuda.quota.times import UTC
 from vcuda.quota.values import LimitEntry, WrongValueError, printable, raise_faults, sentence
+from vcuda.quota.well_known import NAMESPACE_RULE, SYSTEM_NAMESPACES, is_namespace_name
 from vcuda.quota.yaml import KeyPath, PlacedFault, Plain, read_content
 
 T = TypeVar("T")

@@ -11,7 +11,6 @@ import pydantic
 from vcuda.quota.allowances import Allowance
 from vcuda.quota.grant_entries import GrantEntry, grant_faults, read_grants, read_zone
 from vcuda.quota.model import Limit, Mode, NamespaceQuota
-from vcuda.quota.terms import DNS_LABEL, TOTAL
 from vcuda.quota.values import (
     LimitEntry,
     StrictModel,
@@ -23,6 +22,7 @@ from vcuda.quota.values import (
     read_limit,
     suggestion,
 )
+from vcuda.quota.well_known import DNS_LABEL, TOTAL
 from vcuda.quota.yaml import KeyPath
 
 MAX_EXCEPTED = 100

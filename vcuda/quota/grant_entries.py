@@ -17,7 +17,6 @@ import pydantic
 
 from vcuda.quota import times
 from vcuda.quota.model import Grant, Limit
-from vcuda.quota.terms import TOTAL
 from vcuda.quota.times import LocalTime, Times
 from vcuda.quota.values import (
     LimitEntry,
@@ -29,6 +28,7 @@ from vcuda.quota.values import (
     read_limit,
     suggestion,
 )
+from vcuda.quota.well_known import TOTAL
 from vcuda.quota.yaml import KeyPath
 
 MAX_GRANTS = 100

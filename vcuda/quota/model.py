@@ -16,8 +16,8 @@ import msgspec
 
 from vcuda.quota.allowances import Allowance
 from vcuda.quota.membership import Members
-from vcuda.quota.terms import SYSTEM_NAMESPACES, team_path
 from vcuda.quota.times import Times
+from vcuda.quota.well_known import SYSTEM_NAMESPACES, team_path
 
 DEFAULT = "*"
 """The key of the quota entry that applies to all namespaces without their own entry."""

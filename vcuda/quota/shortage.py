@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from vcuda.quota.model import NO_LIMIT, Charge, Limit, Team, Usage, card_count, cards, fits, mebibytes
 from vcuda.quota.rejections import never_fits, over_quota
-from vcuda.quota.terms import TOTAL
+from vcuda.quota.well_known import TOTAL
 
 
 class Shortage(msgspec.Struct, frozen=True, gc=False):

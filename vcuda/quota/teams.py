@@ -19,8 +19,8 @@ from vcuda import errors
 from vcuda.quota.entries import NamespaceEntry, QuotaEntry, names, namespace_items
 from vcuda.quota.membership import Members
 from vcuda.quota.model import NamespaceQuota, Quota
-from vcuda.quota.terms import NAMESPACE_RULE, is_namespace_name, team_path
 from vcuda.quota.values import WrongValueError, listed, raise_faults
+from vcuda.quota.well_known import NAMESPACE_RULE, is_namespace_name, team_path
 from vcuda.quota.yaml import KeyPath, Plain
 
 MAX_TEAMS = 1000

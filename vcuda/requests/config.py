@@ -17,7 +17,7 @@ from vcuda.quota import document, grant_entries, times, values
 from vcuda.quota.card_memory import with_card_memory
 from vcuda.quota.model import CORES_PER_CARD, UNIT_DECIMALS, Charge, Cores, Quota, exact
 from vcuda.quota.teams import TeamEntry
-from vcuda.quota.terms import SYSTEM_NAMESPACES, TEAMS
+from vcuda.quota.well_known import SYSTEM_NAMESPACES, TEAMS
 from vcuda.quota.yaml import Plain
 from vcuda.requests import card_models, scheme_settings
 from vcuda.requests.mig import PROFILE

@@ -21,7 +21,7 @@ from vcuda.claims.digest import digest_of
 from vcuda.claims.names import CLAIM, GROUP, TEMPLATE
 from vcuda.placement.affinity import NodeSelection
 from vcuda.quota.model import CORES_PER_CARD, Charge
-from vcuda.quota.terms import UNASKED_NAMESPACES
+from vcuda.quota.well_known import UNASKED_NAMESPACES
 from vcuda.requests.pod_request import read_request
 from vcuda.workloads import Manifest, Unread, Workload, made_claims
 from webhook.check import files

@@ -16,12 +16,12 @@ from vcuda.claims.names import CLAIM, TEMPLATE
 from vcuda.ledger.ledger import charges_by_model
 from vcuda.placement import affinity, observed_nodes, patches, registers
 from vcuda.placement.nodes import Nodes, NodeStates
-from vcuda.quota import model, terms
+from vcuda.quota import model, well_known
 from vcuda.requests import config, resources, runtime_devices
 from webhook.ledger import ledgers as memory
 from webhook.review import context
 
-_SYSTEM = terms.SYSTEM_NAMESPACES | terms.UNASKED_NAMESPACES
+_SYSTEM = well_known.SYSTEM_NAMESPACES | well_known.UNASKED_NAMESPACES
 
 _KINDS: Mapping[str, type[k8s_types.K8sObject]] = {
     "Node": k8s_types.Node,

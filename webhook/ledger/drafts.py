@@ -111,12 +111,12 @@ class Drafts:
         ledger, reserved = decided.ledger, self._spending.reservation
         own = [each for call, each in zip(calls, decided.decisions, strict=True) if not call.item.dry_run]
         if any(isinstance(each, Rejected) and each.shortage.rests_on_reserved for each in own):
-            ledger = self._spending.ask(ledger)
+            ledger = self._spending.request_release(ledger)
         changed = decided.changed or ledger is not decided.ledger
         gives_back = reserved.active and not calls and read.stored.version
         if not ((changed and own) or read.stored.opens or reserved.spent or gives_back):
             return Draft(read, decided, ledger, writes=False)
-        self._spending.note(calls, decided.decisions)
+        self._spending.record_demand(calls, decided.decisions)
         # If a newer quota document has moved the namespace to another team, this replica reserves nothing.
         plan = self._spending.plan(ledger, others) if membership.is_named_by(ledger) else NO_PLAN
         return Draft(read, decided, ledger, plan)

@@ -81,13 +81,13 @@ class FreshCount:
         usage = observed.total_usage(terminating) if shortage.of_total else observed.usage(shortage.model, terminating)
         if not fits(shortage.limit, usage.used, shortage.asked):
             return Rejected(msgspec.structs.replace(shortage, usage=usage))
-        self._note(observed)
+        self._remember(observed)
         # A running controller soon recounts the ledger, which ends the shortage of quota. But if a pod is
         # admitted and never stored, its pending charge stays much longer, so an early retry would fail.
         soon = not shortage.rests_on_pending and self.clock() < self._since + SOON_SECONDS
         return PutOff((shortage,), soon=soon)
 
-    def _note(self, observed: ObservedPods) -> None:
+    def _remember(self, observed: ObservedPods) -> None:
         first, now, before = self._first, self.clock(), self._listed
         self._listed = now
         # After a restore of etcd from a backup, older counts are invalid. There are two signs of a restore. Either

@@ -99,7 +99,7 @@ class StoredLedger:
         self.unanswered = None
         self._spending.reservation.confirmed(stored.answered)
         if ledger.waiting != replaced.ledger.waiting:
-            self._spending.asking.stored()
+            self._spending.release_request.stored()
         return stored
 
     async def send_again(self) -> None:
@@ -128,13 +128,13 @@ class NamespaceLedger:
         self._namespace = namespace
         self._shared = shared
         self._team_account = team_account
-        self._noted = Ledger()
+        self._newest = Ledger()
         self._usages: Mapping[str, Usage] = {}
         self._usages_read_at = -math.inf
         self._committer = BatchCommitter[ChargeRequest, Decision](self._commit, TOO_MANY, self._gather, shared.clock)
         read = shared.store.read
         self._reads = SharedCall(lambda: shared.in_thread(read, namespace, READ_TIMEOUT_SECONDS), shared.clock)
-        self._fresh_count = FreshCount(self._list, lambda: self._noted, shared.clock, shared.sleep)
+        self._fresh_count = FreshCount(self._list, lambda: self._newest, shared.clock, shared.sleep)
         self._spending = Spending(shared)
         self._reserved = self._spending.reservation
         self._stored = StoredLedger(namespace, shared, self._spending)
@@ -165,7 +165,7 @@ class NamespaceLedger:
         if shortage.rests_on_reserved:
             # Only reserved quota is missing. Running replicas release their reservations soon after a `waiting` mark.
             # The reservation of a dead replica stays until the leader of the controller removes it.
-            return PutOff((shortage,), soon=self._spending.asking.just_began)
+            return PutOff((shortage,), soon=self._spending.release_request.just_began)
         if shortage.team:
             judged = await self._team_account(shortage.team).judge(self._namespace, shortage, request.deadline)
         else:
@@ -194,7 +194,7 @@ class NamespaceLedger:
     @property
     def _account(self) -> TeamAccount | None:
         """The account of the team that this namespace joined last; None if it has no team."""
-        *_, team = "", *self._noted.allotments
+        *_, team = "", *self._newest.allotments
         return self._team_account(team) if team else None
 
     async def _gather(self, last_batch: int) -> None:
@@ -205,13 +205,13 @@ class NamespaceLedger:
 
     def _spend(self, request: ChargeRequest) -> Admitted | None:
         """Admit a charge from the reservation, to write it later. Return None if the charge must be written first."""
-        if not self._spending.spend(request, self._noted):
+        if not self._spending.spend(request, self._newest):
             return None
         usage = self._usages.get(request.model, Usage())
         usage = replace(usage, used=usage.used + request.charge, pending=usage.pending + request.charge)
         self._usages = {**self._usages, request.model: usage}
         total_usage = all_models(self._usages.values()) if request.quota.total or request.quota.team else None
-        return Admitted(self._noted, usage, request.quota.limits[request.model], total_usage=total_usage)
+        return Admitted(self._newest, usage, request.quota.limits[request.model], total_usage=total_usage)
 
     async def _flush(self) -> None:
         """Call `flush` whenever a write is due, until this replica has no reservation and no unwritten charge."""
@@ -245,14 +245,14 @@ class NamespaceLedger:
         with contextlib.suppress(ListOverdue):  # /validate reports that a LIST takes too long
             # No charge may be decided by this ledger, because another task may be writing a newer version.
             if stored := await self._reads.result(self._shared.clock() + USAGE_SECONDS):
-                self._note(stored.ledger)
+                self._update(stored.ledger)
         return self._usages
 
-    def _note(self, ledger: Ledger) -> None:
+    def _update(self, ledger: Ledger) -> None:
         # For the choice of a model at /mutate, reserved quota counts as free, because replicas release reservations
         # when a charge needs the quota.
         self._usages = replace(ledger, reserved={}).usages()
-        self._noted, self._usages_read_at = ledger, self._shared.clock()
+        self._newest, self._usages_read_at = ledger, self._shared.clock()
 
     async def _commit(self, calls: Sequence[Charging]) -> None:
         """Decide the charges in ``calls``, and write the ledger. If this raises Unavailable, nothing was written."""
@@ -337,8 +337,8 @@ class NamespaceLedger:
                 if call.item.quota.team != newest.quota.team:
                     call.item = replace(call.item, quota=newest.quota, counted_since=newest.counted_since)
             return Membership.of(newest.quota, newest.counted_since)
-        terms = self._spending.terms
-        return Membership.of(terms.quota, terms.counted_since) if terms else Membership(None, "", enforced=True)
+        basis = self._spending.basis
+        return Membership.of(basis.quota, basis.counted_since) if basis else Membership(None, "", enforced=True)
 
     async def _write_draft(self, draft: Draft, calls: Sequence[Charging]) -> None:
         stored, ledger = draft.read.stored, draft.ledger
@@ -350,7 +350,7 @@ class NamespaceLedger:
             self._shared.metrics.size.observe(stored.size)
         if stored.version is not None:  # None if no open ledger (which admits charges) is stored
             self._stored.remember(stored)
-        self._note(ledger)
+        self._update(ledger)
 
     async def _complete(self, ledger: Ledger, calls: Sequence[Charging]) -> Ledger:
         # If the quota was edited after the last count of the stored objects, the ledger may have charges by old values

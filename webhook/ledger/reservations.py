@@ -69,7 +69,7 @@ GIVE_WAY_SECONDS = 2.0
 charge would fit if no quota were reserved."""
 
 
-class Terms(NamedTuple):
+class Basis(NamedTuple):
     """The quota by which a reservation is sized. If the quota changes, the older reservation admits no more charges."""
 
     quota: NamespaceQuota
@@ -211,8 +211,8 @@ class _Sent(msgspec.Struct, frozen=True):
     """The uids of the charges that were admitted from the reservation, and that this write makes pending."""
     at: float
     """When the write was first sent, by the clock that also runs while the machine is suspended."""
-    terms: object
-    """The namespace's quota (`Terms`) by which the size of the reservation was computed."""
+    basis: object
+    """The namespace's quota (`Basis`) by which the size of the reservation was computed."""
     next_seconds: float
     """Seconds from this write until the next write of the replica is due."""
 
@@ -231,7 +231,7 @@ class ReplicaReservation:
         self.replica = secrets.token_urlsafe(9)
         self.spent: dict[str, Pending] = {}
         self._reserved: Mapping[str, Charge] = {}
-        self._terms: object = None
+        self._basis: object = None
         self._counter = 0
         self._until = self._created_until = self._due_at = -math.inf
         self._sent: _Sent | None = None
@@ -259,10 +259,10 @@ class ReplicaReservation:
         """True if this replica must reserve nothing now, because a charge elsewhere needs reserved quota."""
         return self._clock() < self._give_way_until
 
-    def is_by(self, terms: object) -> bool:
-        """Return True if the reservations, stored and being written, were sized by the quota ``terms``."""
+    def is_by(self, basis: object) -> bool:
+        """Return True if the reservations, stored and being written, were sized by the quota ``basis``."""
         # A reservation that was sized by an earlier, larger limit could admit a charge beyond the present limit.
-        return self._terms == terms and (self._sent is None or self._sent.terms == terms)
+        return self._basis == basis and (self._sent is None or self._sent.basis == basis)
 
     def spend(self, uid: str, asked: Pending, created: float) -> bool:
         """Admit a charge from the reservation and return True. Return False if the ledger must be written first.
@@ -315,18 +315,18 @@ class ReplicaReservation:
         return msgspec.structs.replace(ledger, reserved=others, pending={**self.spent, **ledger.pending})
 
     def send(
-        self, ledger: Ledger, charges: Mapping[str, Charge], terms: object = None, next_seconds: float = WRITE_SECONDS
+        self, ledger: Ledger, charges: Mapping[str, Charge], basis: object = None, next_seconds: float = WRITE_SECONDS
     ) -> Ledger:
         """Return the ledger to write, with a reservation of ``charges``. The caller must begin this write next.
 
-        ``ledger``: a result of `flushed`. ``terms``: the quota that determined the size of ``charges``.
+        ``ledger``: a result of `flushed`. ``basis``: the quota that determined the size of ``charges``.
         ``next_seconds``: seconds until the next write is due.
         """
         if not (charges or self.active):
             return ledger
         self._counter += 1
         reservation = Reservation(charges, self._counter)
-        self._sent = _Sent(reservation, frozenset(self.spent), self._clock(), terms, next_seconds)
+        self._sent = _Sent(reservation, frozenset(self.spent), self._clock(), basis, next_seconds)
         # The API server may store this write or not. So the replica may admit only from the smaller of two amounts: the
         # rest of the old reservation, and the new reservation.
         for model, left in self._left.items():
@@ -346,7 +346,7 @@ class ReplicaReservation:
     def _confirm(self, sent: _Sent) -> None:
         self._reserved = sent.reservation.charges
         self._until, self._due_at = sent.at + RESERVATION_SECONDS, sent.at + sent.next_seconds
-        self._terms = sent.terms
+        self._basis = sent.basis
         self.spent = {uid: each for uid, each in self.spent.items() if uid not in sent.uids}
         self._left = self._remaining()
 

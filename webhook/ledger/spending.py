@@ -13,7 +13,7 @@ from vcuda.ledger.ledger import MAX_PENDING, NO_MODEL, Admitted, Ledger, Pending
 from vcuda.quota.model import Charge, Mode
 from webhook.ledger.batches import Charging
 from webhook.ledger.charging import ChargeRequest, Decision
-from webhook.ledger.reservations import GIVE_WAY_SECONDS, Demand, Plan, ReplicaReservation, Terms, plan_reservation
+from webhook.ledger.reservations import GIVE_WAY_SECONDS, Basis, Demand, Plan, ReplicaReservation, plan_reservation
 from webhook.ledger.shared import Shared
 
 SOON_SECONDS = 2.0
@@ -25,7 +25,7 @@ ASK_AGAIN_SECONDS = 1.0
 new mark, they release quota, so that a charge of this replica can fit."""
 
 
-class Asking:
+class ReleaseRequest:
     """Records when this replica asked other processes to release quota, by a new mark in a ledger."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -57,9 +57,9 @@ class Spending:
         self._shared = shared
         self.reservation = ReplicaReservation(shared.boot_clock)
         self.demand = Demand(shared.clock)
-        self.asking = Asking(shared.clock)
+        self.release_request = ReleaseRequest(shared.clock)
         # The quota by which this replica sizes its next reservation.
-        self.terms: Terms | None = None
+        self.basis: Basis | None = None
 
     def spend(self, request: ChargeRequest, known: Ledger) -> bool:
         """Admit a charge from the reservation, to write it later. Return False if the charge must be written first.
@@ -69,7 +69,7 @@ class Spending:
         crowded = len(known.pending) + len(self.reservation.spent) >= MAX_PENDING
         # If no watch reports the deletion of a pod, only a grace period in the ledger keeps its charge until the pod
         # has ended. So the charge of a pod with a long grace period is written before the pod is admitted.
-        if request.dry_run or request.grace or crowded or not self.reservation.is_by(self._terms_of(request)):
+        if request.dry_run or request.grace or crowded or not self.reservation.is_by(self._basis_of(request)):
             return False
         if not self.reservation.spend(request.uid, Pending(request.model, request.charge), request.created):
             return False
@@ -77,33 +77,33 @@ class Spending:
         self.demand.add(request.uid, request.model, request.charge)
         return True
 
-    def note(self, calls: Sequence[Charging], decisions: Sequence[Decision]) -> None:
+    def record_demand(self, calls: Sequence[Charging], decisions: Sequence[Decision]) -> None:
         """Add the admitted charges to the measured demand, by which `plan` then sizes the next reservation."""
         for call, decision in zip(calls, decisions, strict=True):
             asked = call.item
             if isinstance(decision, Admitted) and not asked.dry_run and asked.model != NO_MODEL:
                 self.demand.add(asked.uid, asked.model, asked.charge)
         if calls:
-            self.terms = self._terms_of(calls[-1].item)
+            self.basis = self._basis_of(calls[-1].item)
 
     def plan(self, ledger: Ledger, others: Mapping[str, Charge] | None) -> Plan:
         """Plan the next reservation, whose size depends on the demand and on the free quota.
 
         ``others``: by model, what the other namespaces of the team may use; None to leave out the limits of the team.
         """
-        terms = self.terms
-        if not terms or terms.quota.mode is not Mode.ENFORCE or self.reservation.gives_way or self._shared.leaving:
+        basis = self.basis
+        if not basis or basis.quota.mode is not Mode.ENFORCE or self.reservation.gives_way or self._shared.leaving:
             return Plan({})
-        return plan_reservation(ledger, terms.quota, self.demand, others)
+        return plan_reservation(ledger, basis.quota, self.demand, others)
 
     def sent(self, ledger: Ledger, plan: Plan) -> Ledger:
         """Return the ledger to write, with the next reservation. The caller must begin the write next."""
-        return self.reservation.send(ledger, plan.charges, self.terms, plan.next_seconds)
+        return self.reservation.send(ledger, plan.charges, self.basis, plan.next_seconds)
 
-    def ask(self, ledger: Ledger) -> Ledger:
+    def request_release(self, ledger: Ledger) -> Ledger:
         """Return the ledger with a new `waiting` mark, unless the last mark is recent. Replicas then release quota."""
-        mark = self.asking.again()
+        mark = self.release_request.again()
         return msgspec.structs.replace(ledger, waiting=mark) if mark else ledger
 
-    def _terms_of(self, asked: ChargeRequest) -> Terms:
-        return Terms(asked.quota, asked.counted_since, self._shared.store.resources().version)
+    def _basis_of(self, asked: ChargeRequest) -> Basis:
+        return Basis(asked.quota, asked.counted_since, self._shared.store.resources().version)

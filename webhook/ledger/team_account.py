@@ -22,7 +22,7 @@ from vcuda.quota.shortage import Shortage
 from webhook.ledger.batches import SharedCall
 from webhook.ledger.charging import PutOff
 from webhook.ledger.shared import READ_TIMEOUT_SECONDS, REMEMBERED_SECONDS, WRITE_TIMEOUT_SECONDS, Shared
-from webhook.ledger.spending import Asking
+from webhook.ledger.spending import ReleaseRequest
 from webhook.ledger.team_count import TeamCount
 
 R = TypeVar("R")
@@ -44,7 +44,7 @@ class TeamAccount:
         read = shared.teams.read
         self._reads = SharedCall(lambda: shared.in_thread(read, team, READ_TIMEOUT_SECONDS), shared.clock)
         self._sums: Mapping[str, Charge] = {}
-        self._asking = Asking(shared.clock)
+        self._release_request = ReleaseRequest(shared.clock)
         self._count = TeamCount(team, shared)
         self.counted_others = self._count.others
 
@@ -68,7 +68,7 @@ class TeamAccount:
             if changed is not stored.ledger:
                 write = self._shared.teams.write
                 stored = await self._shared.in_thread(write, self.team, changed, stored, WRITE_TIMEOUT_SECONDS)
-            self._note(stored)
+            self._remember(stored)
         return result
 
     async def judge(self, namespace: str, shortage: Shortage, deadline: float) -> Rejected | PutOff:
@@ -80,10 +80,10 @@ class TeamAccount:
         if isinstance(judged, Rejected):
             return judged
         with contextlib.suppress(VcudaError):  # the caller retries, and this replica asks again
-            if mark := self._asking.again():
+            if mark := self._release_request.again():
                 await self.change(lambda ledger: (replace(ledger, wanted=mark), None))
-                self._asking.stored()
-        return replace(judged, soon=self._asking.just_began)
+                self._release_request.stored()
+        return replace(judged, soon=self._release_request.just_began)
 
     async def others(self, namespace: str, seconds: float = TEAM_USAGE_SECONDS) -> Allotted:
         """Return what the other namespaces of the team may use. It may be outdated, and no rejection depends on it.
@@ -95,7 +95,7 @@ class TeamAccount:
                 stored = await self._reads.result(self._shared.clock() + READ_TIMEOUT_SECONDS)
                 # Another task may have written a newer version meanwhile.
                 if stored and not is_older(stored.version or "", self._known.version or ""):
-                    self._note(stored)
+                    self._remember(stored)
         return self.known_others(namespace)
 
     def known_others(self, namespace: str) -> Allotted:
@@ -106,7 +106,7 @@ class TeamAccount:
         shared = self._shared
         return await shared.in_thread(shared.teams.open, self.team, shared.placing(), READ_TIMEOUT_SECONDS)
 
-    def _note(self, stored: StoredTeam) -> None:
+    def _remember(self, stored: StoredTeam) -> None:
         self._known, self._known_at = stored, self._shared.clock()
         self._sums = allotted_to_others(stored.ledger, "")
 

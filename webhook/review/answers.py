@@ -17,7 +17,7 @@ from vcuda.quota import grant_words
 from vcuda.quota.model import NO_LIMIT, Charge, NamespaceQuota, Usage, cards
 from vcuda.quota.rejections import over_quota, reports_shortage
 from vcuda.quota.shortage import Shortage, exceeded
-from vcuda.quota.terms import TOTAL, UNSTORED_CAUSE
+from vcuda.quota.well_known import TOTAL, UNSTORED_CAUSE
 from webhook.ledger.charging import PutOff
 from webhook.review import claim_review, decisions, pod_review
 from webhook.review.decisions import Creation, Rejection, Review, Simple, Verdict

@@ -23,7 +23,7 @@ from vcuda.placement.placement import Candidates
 from vcuda.quota.model import NamespaceQuota
 from vcuda.quota.rejections import unpatched
 from vcuda.quota.shortage import exceeded
-from vcuda.quota.terms import MODELS_ANNOTATION
+from vcuda.quota.well_known import MODELS_ANNOTATION
 from vcuda.requests.bypasses import find_unlimited
 from webhook.ledger.charging import Ledgers
 from webhook.review import decisions

@@ -11,7 +11,7 @@ from vcuda.placement import patches
 from vcuda.placement.card_counts import count_cards
 from vcuda.placement.nodes import Nodes, NodeStates
 from vcuda.quota import model
-from vcuda.quota.terms import MAX_TERMINATING_SECONDS
+from vcuda.quota.well_known import MAX_TERMINATING_SECONDS
 from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.runtime_devices import RuntimeClasses
 

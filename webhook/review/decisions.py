@@ -24,8 +24,8 @@ from vcuda.placement.placement import Candidates
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage
 from vcuda.quota.rejections import malformed_request
 from vcuda.quota.shortage import Shortage
-from vcuda.quota.terms import DNS_LABEL, MODELS_ANNOTATION
 from vcuda.quota.values import listed
+from vcuda.quota.well_known import DNS_LABEL, MODELS_ANNOTATION
 from webhook.ledger.charging import ChargeRequest, Ledgers, PutOff, RetryLater
 from webhook.ledger.ledgers import ByNamespace
 from webhook.ledger.reservations import ChargeWindow

@@ -19,8 +19,8 @@ from vcuda.placement.placement import DEFAULT_SCHEDULER, HOSTNAME, find_serving,
 from vcuda.quota.allowances import Allowance
 from vcuda.quota.model import NamespaceQuota
 from vcuda.quota.rejections import unpatched
-from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.quota.values import listed
+from vcuda.quota.well_known import MODEL_ANNOTATION
 from vcuda.requests.bypasses import could_reach_gpus, find_bypasses
 from vcuda.requests.pod_request import PodRequest, read_request, requests_gpus, resources_of
 from vcuda.requests.resources import MAX_PRODUCT, PLAIN_CARDS

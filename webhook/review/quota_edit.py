@@ -18,8 +18,8 @@ from vcuda.placement.missing_models import nearest
 from vcuda.quota import changes, grant_words
 from vcuda.quota.model import CORES_PER_CARD, NamespaceQuota, Quota
 from vcuda.quota.teams import has_own_limits
-from vcuda.quota.terms import SYSTEM_NAMESPACES, team_path
 from vcuda.quota.values import suggestion
+from vcuda.quota.well_known import SYSTEM_NAMESPACES, team_path
 from vcuda.registration import CALLED, PROBE
 from vcuda.requests.config import QuotaConfig, parse_config
 from vcuda.requests.resources import NO_ROWS, PLAIN_CARDS, CardModels, CardValue, GpuResources

@@ -9,7 +9,7 @@ from vcuda.errors import Fault
 from vcuda.quota import changes
 from vcuda.quota.model import NO_LIMIT, Charge, NamespaceQuota, Quota, cards, fits, mebibytes, total
 from vcuda.quota.teams import has_own_limits
-from vcuda.quota.terms import TOTAL, team_path
+from vcuda.quota.well_known import TOTAL, team_path
 from webhook.ledger import charging
 
 # The changed entries of an edit are compared with the current usage for at most COMPARING_SECONDS. An edit may change

@@ -18,7 +18,7 @@ from gunicorn.app.base import BaseApplication
 from vcuda import cli, kube as k8s
 from vcuda.placement import patches
 from vcuda.placement.affinity import NodeLabels
-from vcuda.quota.terms import SYSTEM_NAMESPACES
+from vcuda.quota.well_known import SYSTEM_NAMESPACES
 from vcuda.requests.runtime_devices import RuntimeClasses
 from vcuda.tls import ServingCertificate, watch
 from webhook import admission

@@ -18,7 +18,7 @@ from tests.e2e.manifests.policies import CARD, PHASE, TYPE, cleared, patch, pod_
 from tests.e2e.rest import Answer
 from tests.integration.reviews import with_spec
 from tests.processes import eventually
-from vcuda.quota.terms import MAX_TERMINATING_SECONDS
+from vcuda.quota.well_known import MAX_TERMINATING_SECONDS
 
 pytestmark = pytest.mark.usefixtures("policies")
 
