@@ -23,7 +23,7 @@ from tests.builders import LABELS, MODEL
 from tests.e2e.cluster import Cluster, Json
 from tests.processes import ControllerProcess
 from tools.control_plane import Settings, running_control_plane
-from vcuda.kube import QuotaPlace, end_process
+from vcuda.kube import QuotaSource, end_process
 from vcuda.ledger.ledger import Ledger
 from vcuda.ledger.text import read_ledger
 from vcuda.quota.terms import TEAMS
@@ -32,7 +32,7 @@ from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 from webhook.cli import serve
 from webhook.server.server import MakeService, ServeOptions, cluster_service
 
-PLACE = QuotaPlace()
+PLACE = QuotaSource()
 SYSTEM_NAMESPACE, LEDGER_NAMESPACE = "vcuda-quota", "vcuda-quota-ledgers"
 THREADS = 32
 READY_SECONDS = 30.0

@@ -63,14 +63,14 @@ def would_break(state: states.State, authority: Signed | None, now: datetime) ->
 
 def served_everywhere(state: states.State, now: datetime) -> bool:
     """Return True if an endpoint is ready, and all ready or answering endpoints serve leaves of the current CA."""
-    return bool(state.ready()) and not others(state, now)
+    return bool(state.ready()) and not foreign(state, now)
 
 
-def others(state: states.State, now: datetime) -> list[states.DialledEndpoint]:
+def foreign(state: states.State, now: datetime) -> list[states.DialledEndpoint]:
     """Return the endpoints without a certificate of the current CA. Leave out unready endpoints that did not answer."""
     bundle = states.certificates_of(state.authorities.current)
-    asked = [endpoint for endpoint in state.endpoints if endpoint.ready or endpoint.leaf is not None]
-    return [endpoint for endpoint in asked if not states.trusts(bundle, endpoint.leaf, now)]
+    dialled = [endpoint for endpoint in state.endpoints if endpoint.ready or endpoint.leaf is not None]
+    return [endpoint for endpoint in dialled if not states.trusts(bundle, endpoint.leaf, now)]
 
 
 def may_work(state: states.State, now: datetime) -> bool:
@@ -307,7 +307,7 @@ def _unserved(state: states.State, now: datetime, policy: RotationPolicy) -> Dec
         text = "no endpoint is ready to serve the new leaf, so the old CA stays in the caBundles"
         return steps.StepRejected((states.Problem(text, policy.commands.endpoints),))
     if not served_everywhere(state, now):
-        return _lag([f"{one.address}: serves a leaf of another CA" for one in others(state, now)], state, now, policy)
+        return _lag([f"{one.address}: serves a leaf of another CA" for one in foreign(state, now)], state, now, policy)
     noted = noted_since(state, now, served=True)
     if policy.client and (until := _presented_until(state, now, policy, noted=noted is not None)):
         return steps.Wait(

@@ -26,7 +26,7 @@ class CertificateRow(msgspec.Struct, frozen=True, rename="camel"):
     """
 
     certificate: str
-    place: str
+    where: str
     expires: datetime
     days_left: int
     time_left: str
@@ -89,15 +89,15 @@ def report_on(
         texts = [*sorted({call.fault for call in failing}), *filter(None, (_late(state, now, policy), unregistered))]
         undone = "the last rotation did not run or did not finish"
         problems = () if job else tuple(observed.Problem(f"{undone}: {text}", rotate) for text in texts)
-    others = (*state.read_only(), *(idle(state, now, policy) if state.tool else ()))
+    notices = (*state.read_only(), *(idle(state, now, policy) if state.tool else ()))
     rows = tuple(_rows(state, refs, now))
-    every = tuple(dict.fromkeys((*problems, *others)))
+    every = tuple(dict.fromkeys((*problems, *notices)))
     return Report(rows, calls, (*_notes(state, policy), *_running(refs, job)), _next_step(decision), every)
 
 
 def certificate_table(report: Report) -> str:
     certificates: list[tuple[str, ...]] = [("CERTIFICATE", "PLACE", "EXPIRES", "TIME LEFT", "NOTE")]
-    certificates += [(r.certificate, r.place, shown_utc(r.expires), r.time_left, r.note) for r in report.rows]
+    certificates += [(r.certificate, r.where, shown_utc(r.expires), r.time_left, r.note) for r in report.rows]
     answers = {True: "yes", False: "no: {}", None: "cannot tell: {}"}
     calls: list[tuple[str, ...]] = [("WEBHOOK", "ENDPOINT", "TRUSTED")]
     calls += [(call.webhook, call.endpoint, answers[call.trusted].format(call.fault)) for call in report.calls]
@@ -132,11 +132,11 @@ def _rows(state: observed.State, refs: parsing.ObjectRefs, now: datetime) -> Ite
         yield from _row(found, endpoint.address, now, "served" if endpoint.ready else "served, not ready")
 
 
-def _row(certificates: Iterable[x509.Certificate], place: str, now: datetime, note: str) -> Iterator[CertificateRow]:
+def _row(certificates: Iterable[x509.Certificate], where: str, now: datetime, note: str) -> Iterator[CertificateRow]:
     for one in certificates:
         end = one.not_valid_after_utc
         left = whole_units(end - now) if end > now else f"expired {whole_units(now - end)} ago"
-        yield CertificateRow(_short(one), place, end, (end - now).days, left, note)
+        yield CertificateRow(_short(one), where, end, (end - now).days, left, note)
 
 
 def _short(certificate: x509.Certificate) -> str:

@@ -195,8 +195,8 @@ def _ended(decision: steps.End, state: State) -> steps.End:
     # At the end of the run, each configuration that vcuda-certs must not write is a problem for a person to solve.
     if not state.read_only():
         return decision
-    others = decision.problems if isinstance(decision, steps.StepRejected) else ()
-    return steps.StepRejected(tuple(dict.fromkeys((*others, *state.read_only()))))
+    before = decision.problems if isinstance(decision, steps.StepRejected) else ()
+    return steps.StepRejected(tuple(dict.fromkeys((*before, *state.read_only()))))
 
 
 def explained(error: VcudaError) -> str:

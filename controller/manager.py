@@ -96,8 +96,8 @@ class Leader:
         self._log = structlog.get_logger()
         system_namespace, labels = options.system_namespace, NodeLabels(options.model_label, options.pool_label)
         system = SYSTEM_NAMESPACES | {system_namespace, options.ledger_namespace, options.node_namespace}
-        place = k8s.QuotaPlace(*options.quota_configmap, options.quota_key)
-        self.quota = k8s.QuotaInformer(kube, place, system, self._quota_changed)
+        source = k8s.QuotaSource(*options.quota_configmap, options.quota_key)
+        self.quota = k8s.QuotaInformer(kube, source, system, self._quota_changed)
         # A pod that the webhook pinned to no GPU model is charged for the model of its node. So a change of a node may
         # change charges in any namespace. Hundreds of nodes may change together. A queue combines these changes.
         self._models = workqueue.Reconciler(
@@ -327,8 +327,8 @@ class Leader:
             self.garbage,
             self.model_labels,
         )
-        others = (self._models, self.grants.reconciler, self.recounter.unlimited, self.violations.reconciler)
-        return (*others, self.retrier.models, self.recounter.teams.reconciler, *(each.reconciler for each in duties))
+        first = (self._models, self.grants.reconciler, self.recounter.unlimited, self.violations.reconciler)
+        return (*first, self.retrier.models, self.recounter.teams.reconciler, *(each.reconciler for each in duties))
 
     def _devices_changed(self) -> None:
         self._models.queue.add("devices")

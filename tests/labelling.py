@@ -12,7 +12,7 @@ from examples.discovery import NAME
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, MODEL, Manifest
 from tests.quota_map import store_quota
-from vcuda.kube import DeviceInformer, NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.kube import DeviceInformer, NodeInformer, QuotaInformer, QuotaSource
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.device_plugins import DISCOVERED
 
@@ -27,7 +27,7 @@ class Labeller:
     def __init__(self, api: ApiDouble, *, writes: bool = True, keys: NodeLabels = LABELS) -> None:
         self.api = api
         self.now = 1000.0
-        self.quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
+        self.quota = QuotaInformer(api.kube, QuotaSource(), frozenset())
         self.write_quota("{}")
         self.nodes = NodeInformer(api.kube, keys, resources=self.quota.resources)
         self.pods = PodInformer(api.kube, keys, lambda _: None, lambda: self.now)

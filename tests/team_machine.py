@@ -181,11 +181,11 @@ class TeamMachine(RuleBasedStateMachine):
         return raised.ledger
 
     def _placed(self, namespace: str, number: int) -> Generator[None, None, tuple[int, Ledger]]:
-        """Put the ledger into the team of this document, unless a newer one has placed it. Return it."""
+        """Put the ledger into the team of this document, unless a newer one has assigned it. Return it."""
         name, written = self.documents[number].places[namespace], str(number + 1)
         version, ledger = self.store.read(namespace)
         is_right = name in ledger.allotments if name else not ledger.allotments
-        if not is_right and not is_older(written, ledger.placed):
+        if not is_right and not is_older(written, ledger.team_version):
             moved = rules.join(ledger, name, written) if name else rules.leave(ledger, written)
             yield
             version, ledger = self.store.write(namespace, moved, version), moved
@@ -197,25 +197,25 @@ class TeamMachine(RuleBasedStateMachine):
         quota, written = self.documents[number].quota(namespace), str(number + 1)
         version, ledger = yield from self._placed(namespace, number)
         team = quota.team
-        if team is None or team.name not in ledger.allotments or is_older(written, ledger.placed) or ledger.lost:
+        if team is None or team.name not in ledger.allotments or is_older(written, ledger.team_version) or ledger.lost:
             return
         known = ledger.allotments[team.name].charges
         in_use = {model: usage.in_use for model, usage in ledger.usages().items()}
         if len(ledger.allotments) == 1 and rules.covers(known, in_use):
             return
         wanted = rules.largest(known, rules.needed(ledger))
-        team_version, stored = self.store.read(team.name)
+        version_of_team, stored = self.store.read(team.name)
         if not _is_raisable(stored, written):
             return
         raised = replace(rules.raised(stored, namespace, wanted), config_version=written)
         fits_now = rules.fits_team(team, rules.allotted_to_others(stored, namespace), wanted)
         yield
         if not fits_now and not rules.covers(stored.allotted.get(namespace, {}), wanted):
-            self.store.write(team.name, replace(raised, closed="closed"), team_version)
+            self.store.write(team.name, replace(raised, closed="closed"), version_of_team)
             return
-        self.store.write(team.name, raised, team_version)
+        self.store.write(team.name, raised, version_of_team)
         yield
-        after = replace(rules.allot(ledger, team.name, wanted), placed=max(written, ledger.placed, key=int))
+        after = replace(rules.allot(ledger, team.name, wanted), team_version=max(written, ledger.team_version, key=int))
         self.store.write(namespace, after, version)
         self._counts(namespace)
 

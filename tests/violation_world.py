@@ -16,7 +16,7 @@ from tests.quota_map import store_quota
 from tests.replicas import Clock
 from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.errors import VcudaError
-from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaSource
 
 PODS = "/api/v1/namespaces/team-a/pods"
 PERIOD = 60.0
@@ -90,7 +90,7 @@ class Watched:
         self.pods: list[StoredPod] = []
         self.registry = CollectorRegistry()
         self.unix = unix
-        self.quota = QuotaInformer(api.kube, QuotaPlace(), system, clock=lambda: self.unix)
+        self.quota = QuotaInformer(api.kube, QuotaSource(), system, clock=lambda: self.unix)
         nodes, clock = NodeInformer(api.kube, LABELS), self.clock.monotonic
         store, metrics = LedgerStore(api.kube, "vcuda-quota", nodes.current), EvictionMetrics(self.registry)
         evictor = Evictor(api.kube, store, self.quota, nodes, metrics) if enforce else None

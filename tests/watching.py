@@ -12,7 +12,7 @@ from controller.pods import PodInformer
 from controller.recount.recounter import Recounter
 from tests.api_double import ApiDouble
 from tests.builders import LABELS
-from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, QuotaPlace, Reflector
+from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, QuotaSource, Reflector
 
 
 def catch_up(reflector: Reflector[Any]) -> None:
@@ -27,7 +27,7 @@ def unwatched_recounter(
     kube: Kube, store: LedgerStore, **options: Any
 ) -> tuple[Recounter, QuotaInformer, NodeInformer]:
     """Return a recounter, with its informers of the quota and of nodes. No informer has read any object yet."""
-    quota = QuotaInformer(kube, QuotaPlace(), frozenset())
+    quota = QuotaInformer(kube, QuotaSource(), frozenset())
     nodes = NodeInformer(kube, LABELS, resources=quota.resources)
     given = {"metrics": RecountMetrics(CollectorRegistry()), "on_report": lambda *_: None, **options}
     return Recounter(kube, store, quota, nodes, **given), quota, nodes

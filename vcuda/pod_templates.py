@@ -40,7 +40,7 @@ class PodTemplate:
     """A pod template of an object. ``metadata`` and ``spec`` are as written in the object."""
 
     path: str
-    """The place of the template in the object, such as ``spec.pytorchReplicaSpecs.Worker.template``."""
+    """The path of the template in the object, such as ``spec.pytorchReplicaSpecs.Worker.template``."""
     metadata: object
     spec: Manifest
     count: int | None
@@ -68,21 +68,21 @@ def pod_templates(manifest: Manifest) -> list[PodTemplate]:
 def _anywhere(spec: Manifest) -> Iterator[PodTemplate]:
     waiting: list[tuple[object, str, int | None]] = [(spec, "spec", None)]
     while waiting:
-        value, place, factor = waiting.pop()
+        value, path, factor = waiting.pop()
         if isinstance(value, list):
-            waiting += reversed([(each, f"{place}[{index}]", factor) for index, each in enumerate(value)])
+            waiting += reversed([(each, f"{path}[{index}]", factor) for index, each in enumerate(value)])
         if not isinstance(value, dict):
             continue
         inner: list[tuple[object, str, int | None]] = []
         for key, child in value.items():
             child_spec = child.get("spec") if isinstance(child, dict) else None
             if not isinstance(child_spec, dict):
-                inner.append((child, f"{place}.{key}", factor))
+                inner.append((child, f"{path}.{key}", factor))
             elif "containers" in child_spec:
-                yield PodTemplate(f"{place}.{key}", child.get("metadata"), child_spec, _times(factor, at_once(value)))
+                yield PodTemplate(f"{path}.{key}", child.get("metadata"), child_spec, _times(factor, at_once(value)))
             else:
                 # A spec without containers describes other objects, for example Jobs, with pod templates of their own.
-                inner.append((child_spec, f"{place}.{key}.spec", _times(factor, at_once(value))))
+                inner.append((child_spec, f"{path}.{key}.spec", _times(factor, at_once(value))))
         waiting += reversed(inner)
 
 
@@ -119,25 +119,25 @@ def _in_leader_worker_set(spec: Manifest) -> Iterator[PodTemplate]:
     groups, size = 1 if groups is None else groups, 1 if size is None else size
     for name, template, number in (("leader", leader, groups), ("worker", worker, groups * max(size - 1, 0))):
         if template and number:
-            place = f"spec.leaderWorkerTemplate.{name}Template"
-            yield PodTemplate(place, template.get("metadata"), _mapping(template, "spec"), number)
+            path = f"spec.leaderWorkerTemplate.{name}Template"
+            yield PodTemplate(path, template.get("metadata"), _mapping(template, "spec"), number)
 
 
 def _in_inference_service(spec: Manifest) -> Iterator[PodTemplate]:
     for name in _COMPONENTS:
         component = _mapping(spec, name)
-        for place, pod, number in (
+        for path, pod, number in (
             (name, component, count(component.get("minReplicas"))),
             (f"{name}.workerSpec", _mapping(component, "workerSpec"), None),
         ):
             if containers := _containers_of(pod):
                 # With ``minReplicas`` 0, a component creates its pods at the first request. So their number is unknown.
                 metadata = {"labels": pod.get("labels"), "annotations": pod.get("annotations")}
-                yield PodTemplate(f"spec.{place}", metadata, {**pod, "containers": containers}, number or None)
+                yield PodTemplate(f"spec.{path}", metadata, {**pod, "containers": containers}, number or None)
 
 
 def _in_llm_inference_service(spec: Manifest) -> Iterator[PodTemplate]:
-    for place, workload in (("spec", spec), ("spec.prefill", _mapping(spec, "prefill"))):
+    for path, workload in (("spec", spec), ("spec.prefill", _mapping(spec, "prefill"))):
         split = _mapping(workload, "parallelism")
         data, local = count(split.get("data")), count(split.get("dataLocal"))
         size = (data // (local or 1) if data else count(split.get("pipeline"))) or 1
@@ -147,7 +147,7 @@ def _in_llm_inference_service(spec: Manifest) -> Iterator[PodTemplate]:
         for name, number in (("template", groups), ("worker", groups * (size - 1))):
             pod = _mapping(workload, name)
             if "containers" in pod and (number or name == "template"):
-                yield PodTemplate(f"{place}.{name}", metadata, pod, number)
+                yield PodTemplate(f"{path}.{name}", metadata, pod, number)
 
 
 def _containers_of(component: Manifest) -> list[object]:

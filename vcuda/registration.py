@@ -239,8 +239,8 @@ def _unlike(declared: Sequence[Json], registered: Mapping[str, Json]) -> Iterato
     for webhook in declared:
         name = webhook["name"]
         if stored := registered.get(name):
-            others = {key: value for key, value in webhook.items() if key not in SELECTING}
-            changed = [key for key, value in others.items() if not _has(stored.get(key), value)]
+            rest = {key: value for key, value in webhook.items() if key not in SELECTING}
+            changed = [key for key, value in rest.items() if not _has(stored.get(key), value)]
             changed += [key for key in SELECTING if (stored.get(key) or None) != (webhook.get(key) or None)]
             changed += [] if stored["clientConfig"].get("caBundle") else ["caBundle"]
             if not changed:

@@ -86,7 +86,7 @@ class Service(msgspec.Struct, frozen=True):
     metrics: Metrics
     gate: Gate
     log: structlog.typing.FilteringBoundLogger
-    place: kube.QuotaPlace = kube.QuotaPlace()
+    source: kube.QuotaSource = kube.QuotaSource()
     namespaces: quota_edit.NamespaceNames | None = None
     callers_known: bool = False
     """True if only the API server can send reviews."""
@@ -180,7 +180,7 @@ class Service(msgspec.Struct, frozen=True):
         if path == "/quota":
             # An edit of the quota is decided even if the present quota is malformed, so that an edit can repair it.
             verdict = await quota_edit.check_edit(
-                *(request, self.place, policy, ledgers),
+                *(request, self.source, policy, ledgers),
                 callers_known=self.callers_known,
                 namespaces=self.namespaces,
                 pods=self.pods,

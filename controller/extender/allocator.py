@@ -247,19 +247,19 @@ class Allocator:
             return False
         return not entry.may_be_bound(pod.version)
 
-    def _read(self, asked: JournalEntry | protocol.BindingArgs, timeout: float = TIMEOUT) -> Pod:
+    def _read(self, of: JournalEntry | protocol.BindingArgs, timeout: float = TIMEOUT) -> Pod:
         # A binding needs the newest version of the pod, so read the pod from the API server and not from the watch.
         message = "the pod was deleted"
         try:
-            pod = _POD.decode(self._kube.get(pod_path(asked.namespace, asked.name), timeout=timeout))
-            if pod.metadata.uid == asked.uid:
+            pod = _POD.decode(self._kube.get(pod_path(of.namespace, of.name), timeout=timeout))
+            if pod.metadata.uid == of.uid:
                 return pod
             message = "the pod was deleted, and another pod has its name"
         except NotFound:
             pass
         # Trust only a uid from a journal. A wrong uid in a request to bind could remove another pod's placements.
-        if isinstance(asked, JournalEntry):
-            self._cache.forget(asked.uid)
+        if isinstance(of, JournalEntry):
+            self._cache.forget(of.uid)
         raise NotPlaced(message)
 
     def _seconds(self) -> int:

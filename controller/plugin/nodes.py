@@ -27,7 +27,7 @@ from vcuda.claims.names import API_PATH
 from vcuda.discovery.discovered import Found, find_model
 from vcuda.discovery.sources import DriverCards, published_cards
 from vcuda.k8s_types import Decoder
-from vcuda.kube import Kube, QuotaPlace, is_served, segment
+from vcuda.kube import Kube, QuotaSource, is_served, segment
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.device_plugins import is_alive
 from vcuda.placement.missing_models import model_warnings
@@ -135,13 +135,13 @@ def _own_kubeconfig() -> Path | None:
     return OWN_KUBECONFIG if isinstance(config, dict) and config.get("current-context") else None
 
 
-def read_nodes(kube: Kube, model_label: str, place: tuple[str, str, str]) -> ClusterNodes:
-    """Return the GPU nodes of the cluster. ``place``: namespace, name and key of the quota ConfigMap.
+def read_nodes(kube: Kube, model_label: str, source: tuple[str, str, str]) -> ClusterNodes:
+    """Return the GPU nodes of the cluster. ``source``: namespace, name and key of the quota ConfigMap.
 
     Raises VcudaError, for example if the user lacks a permission.
     """
     keys = NodeLabels(model_label)
-    config, faults = _config(kube, QuotaPlace(*place))
+    config, faults = _config(kube, QuotaSource(*source))
     known = config.resources
     read = list(_each(kube, "/api/v1/nodes", _NODE.decode))
     slices: list[devices.PoolSlice] = []
@@ -168,11 +168,11 @@ def read_nodes(kube: Kube, model_label: str, place: tuple[str, str, str]) -> Clu
     return ClusterNodes(tuple(rows), models, warnings)
 
 
-def _config(kube: Kube, place: QuotaPlace) -> tuple[QuotaConfig, tuple[str, ...]]:
-    path = f"/api/v1/namespaces/{segment(place.namespace)}/configmaps/{segment(place.name)}"
+def _config(kube: Kube, source: QuotaSource) -> tuple[QuotaConfig, tuple[str, ...]]:
+    path = f"/api/v1/namespaces/{segment(source.namespace)}/configmaps/{segment(source.name)}"
     try:
         system = SYSTEM_NAMESPACES | UNASKED_NAMESPACES
-        return parse_config(_CONFIG_MAP.decode(kube.get(path)).data or {}, place.key, system), ()
+        return parse_config(_CONFIG_MAP.decode(kube.get(path)).data or {}, source.key, system), ()
     except errors.NotFound:
         return QuotaConfig(), ()
     except errors.QuotaFault as fault:

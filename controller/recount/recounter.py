@@ -228,7 +228,7 @@ class Recounter:
         self.teams.usages.record(namespace, None, {})
         self._on_report(namespace, None)
         if stored:
-            stored = self.teams.place(namespace, stored)
+            stored = self.teams.assign(namespace, stored)
             since = self._unlimited_since.setdefault(namespace, self._clock())
             self._drop_or_recount(
                 namespace, stored, "the namespace is no longer limited", since + self._timing.uncertain
@@ -279,7 +279,7 @@ class Recounter:
         """
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
-                stored = self.teams.place(namespace, stored)
+                stored = self.teams.assign(namespace, stored)
                 stored = self._write(namespace, self._recounted(namespace, stored.ledger), stored)
                 return self.teams.cover(namespace, stored)
             except errors.Conflict:

@@ -19,11 +19,11 @@ from vcuda.kube import (
     TEAM_PREFIX,
     LedgerStore,
     NamedLedger,
-    Placing,
     QuotaInformer,
     Reflector,
     Stored,
     StoredTeam,
+    TeamMap,
     TeamStore,
 )
 from vcuda.ledger import team as rules
@@ -90,15 +90,15 @@ class TeamAllotments:
 
     # The methods that the recounter calls
 
-    def place(self, namespace: str, stored: Stored) -> Stored:
-        """Put the ledger into the team in which the quota places its namespace, or into no team. Return the ledger.
+    def assign(self, namespace: str, stored: Stored) -> Stored:
+        """Put the ledger into the team of its namespace by the quota, or into no team. Return the ledger.
 
         The ledger is written only if it changes.
         """
         quota, name, ledger = self._quota.current(), self._team_of(namespace), stored.ledger
         is_right = name in ledger.allotments if name else not ledger.allotments
         # An older quota moves no namespace, so that processes with different quotas do not move it to and fro.
-        if quota is None or is_right or is_older(quota.version, ledger.placed):
+        if quota is None or is_right or is_older(quota.version, ledger.team_version):
             return stored
         moved = rules.join(ledger, name, quota.version) if name else rules.leave(ledger, quota.version)
         written = self._store.write(namespace, moved, stored)
@@ -120,23 +120,23 @@ class TeamAllotments:
         # A recount counts spent reservations twice: as committed and as reserved. So they alone need no allotment.
         used: Allotted = {model: usage.in_use for model, usage in ledger.without_fill().usages().items()}
         is_settled = len(ledger.allotments) == 1 and rules.covers(known, used)
-        if is_settled or is_older(quota.version, ledger.placed):
+        if is_settled or is_older(quota.version, ledger.team_version):
             return stored
         if len(ledger.allotments) > 1 or not known:
             # While a namespace joins, a replica with an older quota may still admit pods from its reservation.
             used = rules.needed(ledger)
         charges: Allotted | None = used
         if used or known:
-            charges = self._raised(namespace, team, known, used, is_enforced=limits.mode == Mode.ENFORCE)
+            charges = self._allot(namespace, team, known, used, is_enforced=limits.mode == Mode.ENFORCE)
         if charges is None:
             return stored
         # The allotment of an old team ends in this write, because the charges now count in the new team.
         covered = rules.allot(ledger, team.name, charges)
-        written = self._store.write(namespace, msgspec.structs.replace(covered, placed=quota.version), stored)
+        written = self._store.write(namespace, msgspec.structs.replace(covered, team_version=quota.version), stored)
         self.changed(ledger, None)
         return written
 
-    def _raised(
+    def _allot(
         self, namespace: str, team: Team, known: Allotted, used: Allotted, *, is_enforced: bool
     ) -> Allotted | None:
         """Allot at least ``used`` to a namespace, and return what its ledger may record as allotted.
@@ -182,9 +182,9 @@ class TeamAllotments:
         for known in self.watched.snapshot().values():
             is_unplaced = self._team_of(known.namespace) == team and not _names(known, team)
             if is_unplaced and (stored_ledger := self._store.stored(known.namespace)):
-                self.place(known.namespace, stored_ledger)
+                self.assign(known.namespace, stored_ledger)
         try:
-            return self._teams.open(team, Placing(self._team_of, quota.version) if quota else None)
+            return self._teams.open(team, TeamMap(self._team_of, quota.version) if quota else None)
         except errors.LedgerLost as error:
             # The recounter must not mistake this for a lost ledger of the namespace.
             raise errors.Unavailable(str(error)) from error
@@ -265,7 +265,7 @@ class TeamAllotments:
                 stored = self._store.open(namespace)
                 stored = self._store.write(namespace, stored.ledger, stored) if stored.opens else stored
             # The pods of a ledger that was lost and opened again count in the team as before.
-            stored = self.place(namespace, stored)
+            stored = self.assign(namespace, stored)
         if stored is None or name not in stored.ledger.allotments:
             return {}
         if stored.ledger.lost or stored.ledger.without_fill() is not stored.ledger:

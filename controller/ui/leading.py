@@ -117,11 +117,9 @@ class LeaderSource:
 
     def _models(self, uses: Mapping[str, NamespaceUse]) -> Sequence[document.ModelCards]:
         pods, claims, nodes = self._leader.recounter.pods, self._leader.recounter.claims, self._leader.nodes.current()
-        others = {*pods.namespaces(), *claims.namespaces()} - {name for name, use in uses.items() if _is_enforced(use)}
+        free = {*pods.namespaces(), *claims.namespaces()} - {name for name, use in uses.items() if _is_enforced(use)}
         taken = [
-            each
-            for name in others
-            for each in placed_charges(pods.pods(name), self._leader.charged_claims(name), nodes)
+            each for name in free for each in placed_charges(pods.pods(name), self._leader.charged_claims(name), nodes)
         ]
         return cluster_cards(self._leader.model_labels.cards(), uses, taken)
 
@@ -179,13 +177,13 @@ def _is_enforced(use: NamespaceUse) -> bool:
 
 
 def cluster_cards(
-    cards: Mapping[str, float | None], uses: Mapping[str, NamespaceUse], others: Iterable[tuple[str, Charge]]
+    cards: Mapping[str, float | None], uses: Mapping[str, NamespaceUse], free: Iterable[tuple[str, Charge]]
 ) -> Sequence[document.ModelCards]:
     """Return one entry for each GPU model that a node has, a limit names, or a pod or claim uses.
 
     ``cards``: the cards of each model on all nodes. ``uses``: the usage report of each limited namespace. The report
     includes admitted pods that are not stored yet.
-    ``others``: pairs of a GPU model and a charge, from the placed pods and claims of all namespaces whose quota is not
+    ``free``: pairs of a GPU model and a charge, from the placed pods and claims of all namespaces whose quota is not
     enforced. In these namespaces, anybody can create more pods than the cluster has cards for. These are never placed.
     """
     used: dict[str, float] = dict.fromkeys(cards, 0.0)
@@ -200,7 +198,7 @@ def cluster_cards(
         limits[model.model] = limits.get(model.model, 0.0) + most
     for model in (model for use in filter(_is_enforced, uses.values()) for model in use.models):
         used[model.model] += model.used
-    for name, charge in others:
+    for name, charge in free:
         used[name] = used.get(name, 0.0) + charge.cores / CORES_PER_CARD
     return [
         document.ModelCards(name, cards.get(name), rounded(used[name]), rounded(limits.get(name, 0.0)))

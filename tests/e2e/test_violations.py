@@ -18,7 +18,7 @@ from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess
 from vcuda.allocations.stored_pods import read_stored
 from vcuda.k8s_types import Pod
-from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, QuotaSource
 
 pytestmark = pytest.mark.one_version
 
@@ -152,7 +152,7 @@ class TestEnforced:
 def test_an_eviction_has_the_uid_of_the_pod_that_was_checked(cluster: Cluster, namespace: str) -> None:
     """The eviction must not end a new pod that has the same name."""
     kube = Kube.connect(cluster.kubeconfig)
-    nodes, quota = NodeInformer(kube, LABELS), QuotaInformer(kube, QuotaPlace(), frozenset())
+    nodes, quota = NodeInformer(kube, LABELS), QuotaInformer(kube, QuotaSource(), frozenset())
     metrics = EvictionMetrics(CollectorRegistry())
     evictor = Evictor(kube, LedgerStore(kube, LEDGER_NAMESPACE, nodes.current), quota, nodes, metrics)
     created = cluster.create(card_pod("train", namespace))

@@ -33,7 +33,7 @@ from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.claims.products import Products
 from vcuda.discovery.names import model_of, normalise
 from vcuda.errors import QuotaFault
-from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.kube import NodeInformer, QuotaInformer, QuotaSource
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import PinSettings, patch_for
 from vcuda.placement.placement import find_candidates, read_pod_pin
@@ -375,7 +375,7 @@ def test_an_empty_key_changes_nothing() -> None:
 
 def test_an_edit_of_the_rows_causes_pods_and_nodes_to_be_read_again(api: ApiDouble) -> None:
     """Pods that were read before the edit keep their old charges until the next LIST of pods."""
-    quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
+    quota = QuotaInformer(api.kube, QuotaSource(), frozenset())
     nodes = NodeInformer(api.kube, LABELS, resources=quota.resources)
     pods = PodInformer(api.kube, LABELS, lambda _: None, resources=quota.resources)
 

@@ -46,7 +46,7 @@ def test_a_healthy_state_has_no_problem() -> None:
 def test_the_time_left_is_in_days_hours_or_minutes(left: timedelta, shown: str) -> None:
     world = healthy()
     world.time = world.leaf.expires - left
-    leaf = next(row for row in report(world).rows if row.place == "secret/vcuda-webhook-tls")
+    leaf = next(row for row in report(world).rows if row.where == "secret/vcuda-webhook-tls")
     assert leaf.time_left == shown
 
 

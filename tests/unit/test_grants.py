@@ -18,7 +18,7 @@ from tests.tables import cases
 from tools.reviews import mutate, validate
 from vcuda.admission_review import AdmissionResponse, ReviewDeadline
 from vcuda.errors import QuotaFault
-from vcuda.kube import QuotaInformer, QuotaPlace
+from vcuda.kube import QuotaInformer, QuotaSource
 from vcuda.ledger.ledger import Ledger
 from vcuda.ledger.report import GrantUse, report
 from vcuda.quota.document import parse_quota
@@ -333,7 +333,7 @@ class Followed:
         api = ApiDouble()
         store_quota(api, document)
         self.moment = moment
-        quota = QuotaInformer(api.kube, QuotaPlace(), frozenset(), clock=lambda: self.moment)
+        quota = QuotaInformer(api.kube, QuotaSource(), frozenset(), clock=lambda: self.moment)
         quota.reflector.relist()
         self.recounted: list[str] = []
         self._follower = GrantFollower(quota, lambda: ["team-a", "team-b", "other"], self.recounted.append)

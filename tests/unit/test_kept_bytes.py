@@ -27,7 +27,7 @@ from tests.tables import cases
 from tests.unit.test_retrier import Retried
 from tests.unit.test_stored_claims import report
 from vcuda.errors import ListOverdue
-from vcuda.kube import QuotaInformer, QuotaPlace
+from vcuda.kube import QuotaInformer, QuotaSource
 from vcuda.quota.rejections import OVER_QUOTA
 from vcuda.quota.well_known import USAGE_KEY, USAGE_LABELS, USAGE_NAME
 
@@ -174,7 +174,7 @@ def test_a_namespace_whose_workloads_cannot_be_listed_in_time_rests(api: ApiDoub
 
 
 def labels(api: ApiDouble) -> NamespaceLabels:
-    return NamespaceLabels(api.kube, QuotaInformer(api.kube, QuotaPlace(), frozenset()), lambda _: None)
+    return NamespaceLabels(api.kube, QuotaInformer(api.kube, QuotaSource(), frozenset()), lambda _: None)
 
 
 @cases(

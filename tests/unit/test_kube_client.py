@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from tests.tables import cases
 from vcuda.errors import NotFound, Unavailable, VcudaError
-from vcuda.kube import Event, InvolvedObject, Kube, LedgerStore, QuotaInformer, QuotaPlace, Stored, post_event
+from vcuda.kube import Event, InvolvedObject, Kube, LedgerStore, QuotaInformer, QuotaSource, Stored, post_event
 from vcuda.kube.client import read_response, split_lines, warnings_in
 from vcuda.ledger.ledger import Ledger
 from vcuda.placement.nodes import Nodes
@@ -46,7 +46,7 @@ def store(kube: Kube, namespace: str) -> LedgerStore:
         lambda kube: store(kube, "a").write(NAME, Ledger(), Stored(Ledger(), "1")),
         f"/api/v1/namespaces/a/configmaps/gpu-ledger-{QUOTED}",
     ),
-    the_quota=(lambda kube: QuotaInformer(kube, QuotaPlace(NAME), frozenset()).stored_version(), IN_IT),
+    the_quota=(lambda kube: QuotaInformer(kube, QuotaSource(NAME), frozenset()).stored_version(), IN_IT),
     an_Event=(
         lambda kube: post_event(kube, Event(InvolvedObject("v1", "Pod", "a", NAME), "id", "Reason", "message", "test")),
         IN_IT,

@@ -5,7 +5,7 @@ from typing import Any
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, MODEL, POOL
 from tests.tables import cases
-from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace, RuntimeClassInformer
+from vcuda.kube import NodeInformer, QuotaInformer, QuotaSource, RuntimeClassInformer
 
 PATH = "/api/v1/nodes/gpu-1"
 LOCK = {"hami.io/mutex.lock": "2023-11-14T22:13:20Z"}
@@ -94,7 +94,7 @@ def test_only_the_handler_of_a_runtime_class_is_kept(api: ApiDouble) -> None:
 
 def test_all_reviews_get_the_same_objects_until_a_quota_exists(api: ApiDouble) -> None:
     """Charges are prepared once for each object of GPU resources. A new object per review would make this useless."""
-    quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
+    quota = QuotaInformer(api.kube, QuotaSource(), frozenset())
     assert quota.in_force() is None
     quota.reflector.relist()
     assert quota.in_force() is not None

@@ -10,7 +10,7 @@ from tests.api_double import ApiDouble
 from tests.quota_map import store_quota
 from tests.tables import cases
 from vcuda.errors import ApiError
-from vcuda.kube import QuotaInformer, QuotaPlace
+from vcuda.kube import QuotaInformer, QuotaSource
 from vcuda.registration import PROBE
 
 TEAM = "/api/v1/namespaces/team-a"
@@ -26,7 +26,7 @@ class Labelled(ApiDouble):
         self.rejecting: set[str] = set()
         store_quota(self, json.dumps(document), **teams)
         self.store(TEAM, {"metadata": {"name": "team-a", "labels": {ENFORCED_LABEL: label} if label else {}}})
-        self.quota = QuotaInformer(self.kube, QuotaPlace(), frozenset())
+        self.quota = QuotaInformer(self.kube, QuotaSource(), frozenset())
         self.quota.reflector.relist()
         self.labels = NamespaceLabels(self.kube, self.quota, lambda _: None)
 

@@ -167,7 +167,7 @@ def test_no_annotation_leads_to_a_model_that_the_quota_does_not_list(text: str) 
         assert (models, rule) == ordered_models({}, QUOTA), "a malformed annotation must be ignored"
     else:
         assert wish
-        named = wish.others or not QUOTA.limits.keys().isdisjoint(wish.models)
+        named = wish.rest or not QUOTA.limits.keys().isdisjoint(wish.models)
         assert (rule is Rule.ANNOTATION) == named
 
 

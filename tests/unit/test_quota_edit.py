@@ -13,7 +13,7 @@ from tests.builders import MODEL, POOL, nodes, review
 from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse, GroupVersionKind
 from vcuda.errors import MAX_FAULTS, Fault, VcudaError
-from vcuda.kube import QuotaPlace
+from vcuda.kube import QuotaSource
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage
 from vcuda.registration import PROBE
 from webhook.ledger.ledgers import MemoryLedgers
@@ -22,7 +22,7 @@ from webhook.review.context import PolicySnapshot
 from webhook.review.first_limits import Pods
 from webhook.review.quota_edit import LABEL, MAX_LOGGED_CHANGES, NOT_CHECKED, NamespaceNames, check_edit
 
-PLACE = QuotaPlace("kube-system", "gpuquota", "gpu_quota")
+PLACE = QuotaSource("kube-system", "gpuquota", "gpu_quota")
 CONFIG_MAP = GroupVersionKind(version="v1", kind="ConfigMap")
 NODES = nodes(a={MODEL: "M40", POOL: "public"}, b={MODEL: "P100", POOL: "lab"})
 NOBODY = PolicySnapshot(Quota(), NODES)

@@ -9,7 +9,7 @@ from tests.quota_map import store_quota
 from tests.recounting import Recounting
 from tests.replicas import Replica
 from tests.tables import cases
-from vcuda.kube import ClaimPolicies, DeviceInformer, NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.kube import ClaimPolicies, DeviceInformer, NodeInformer, QuotaInformer, QuotaSource
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.placement import find_candidates
 from vcuda.placement.registers import Card, read_register
@@ -121,7 +121,7 @@ def test_a_card_is_faulty_only_if_its_register_says_so(text: str, healthy: bool)
 
 def test_charges_follow_the_registers_even_without_served_claims(api: ApiDouble) -> None:
     store_quota(api, "{}", gpu_models="{T4: {cards: 0.25}}")
-    quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
+    quota = QuotaInformer(api.kube, QuotaSource(), frozenset())
     nodes = NodeInformer(api.kube, LABELS, resources=quota.resources)
     policies = ClaimPolicies(quota, nodes, DeviceInformer(api.kube))
     quota.reflector.relist()

@@ -19,7 +19,7 @@ from tests.api_double import ApiDouble, Effect
 from tests.builders import LABELS, MODEL, container, held_to
 from tests.quota_map import store_quota
 from tests.tables import cases
-from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.kube import NodeInformer, QuotaInformer, QuotaSource
 from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Limit, NamespaceQuota
@@ -184,7 +184,7 @@ class Retried:
         for number in range(owners):
             self.add_owner(f"train-{number}")
         store_quota(api, "team-a: {quota: {M40: 200}}")
-        quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
+        quota = QuotaInformer(api.kube, QuotaSource(), frozenset())
         quota.reflector.relist()
         self.retrier = retries.Retrier(api.kube, quota, NodeInformer(api.kube, LABELS), self.clock)
         self.retrier.report("team-a", NamespaceUse("team-a", "enforce", (ModelUse("M40", 200, 0, 0, 200),)))

@@ -129,7 +129,7 @@ def test_an_older_quota_moves_no_namespace_back(api: ApiDouble, replica: Replica
     world = World(api, replica, Ledger({"M40": ONE}), 1)
     world.recount()
     stored = world.store.open("team-a")
-    newer = msgspec.structs.replace(stored.ledger, allotments={"ocean": Allotment()}, placed="1000000")
+    newer = msgspec.structs.replace(stored.ledger, allotments={"ocean": Allotment()}, team_version="1000000")
     world.store.write("team-a", newer, stored)
     world.relist()
     world.recount()
@@ -144,7 +144,7 @@ def test_a_namespace_without_a_team_causes_no_more_requests_and_no_more_text(api
     assert api.calls == ["PUT"]
     text = api.objects[LEDGER]["data"]["ledger"]
     assert "allotments" not in text
-    assert "placed" not in text
+    assert "teamVersion" not in text
 
 
 # Tests of charges beyond the allotment, which a recount finds

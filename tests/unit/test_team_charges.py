@@ -270,7 +270,7 @@ def test_a_namespace_that_changes_teams_counts_in_both_until_the_new_team_allots
     assert isinstance(members.charge("b", quota=quota(SPEECH), counted_since="8"), Admitted)
     assert (members.allotted(), members.allotted(team="speech")) == ({"team-a": 100}, {"team-a": 200})
     ledger = members.ledger()
-    assert (set(ledger.allotments), ledger.placed) == ({"speech"}, "8")
+    assert (set(ledger.allotments), ledger.team_version) == ({"speech"}, "8")
 
 
 def test_a_namespace_joins_a_team_with_its_charges(members: Members) -> None:
@@ -285,7 +285,7 @@ def test_a_namespace_joins_a_team_with_its_charges(members: Members) -> None:
 def test_a_namespace_leaves_its_team(members: Members) -> None:
     members.charge("a")
     assert isinstance(members.charge("b", quota=quota(None), counted_since="8"), Admitted)
-    assert (members.ledger().allotments, members.ledger().placed) == ({}, "8")
+    assert (members.ledger().allotments, members.ledger().team_version) == ({}, "8")
 
 
 @cases("of", another_team=quota(SPEECH), no_team=quota(None))

@@ -53,13 +53,13 @@ def test_the_ledger_of_a_namespace_without_a_team_stores_nothing_more() -> None:
 
 
 def test_an_allotment_is_read_back_and_is_kept_by_a_recount() -> None:
-    ledger = Ledger(allotments={"vision": Allotment(CARDS[3], "terms", 7)}, placed="12")
+    ledger = Ledger(allotments={"vision": Allotment(CARDS[3], "terms", 7)}, team_version="12")
     assert read_ledger(write_ledger(ledger)) == ledger
     counted = recount(ledger, ObservedPods("5", {"A100": ONE_CARD}, ()))
-    assert (counted.committed, counted.allotments, counted.placed) == (
+    assert (counted.committed, counted.allotments, counted.team_version) == (
         {"A100": ONE_CARD},
         ledger.allotments,
-        ledger.placed,
+        ledger.team_version,
     )
 
 
@@ -142,26 +142,26 @@ def test_no_allotment_grows_when_unused_quota_is_taken_back() -> None:
 
 
 def test_a_namespace_that_changes_teams_names_both_until_it_has_an_allotment() -> None:
-    old = Ledger(committed=CARDS[2], allotments={"speech": Allotment(CARDS[2], "terms", 1)}, placed="1")
+    old = Ledger(committed=CARDS[2], allotments={"speech": Allotment(CARDS[2], "terms", 1)}, team_version="1")
     joined = join(old, "vision", "2")
-    assert (joined.allotments, joined.placed) == ({**old.allotments, "vision": Allotment()}, "2")
+    assert (joined.allotments, joined.team_version) == ({**old.allotments, "vision": Allotment()}, "2")
     assert allot(joined, "vision", CARDS[2], "new").allotments == {"vision": Allotment(CARDS[2], "new")}
-    assert leave(joined, "3") == Ledger(committed=CARDS[2], placed="3")
+    assert leave(joined, "3") == Ledger(committed=CARDS[2], team_version="3")
 
 
 @cases(
-    "allotted_to_others, names, placed",
+    "allotted_to_others, names, team_version",
     the_new_team_has_room=(CARDS[4], {"vision"}, "7"),
     the_new_team_is_full=(CARDS[8], {"speech", "vision"}, "2"),
 )
 def test_a_namespace_leaves_its_old_team_only_when_the_new_team_allots_its_charges(
-    allotted_to_others: dict[str, Charge], names: set[str], placed: str
+    allotted_to_others: dict[str, Charge], names: set[str], team_version: str
 ) -> None:
-    moving = Ledger({"A100": Charge(200)}, allotments={"speech": Allotment(CARDS[2])}, placed="1")
+    moving = Ledger({"A100": Charge(200)}, allotments={"speech": Allotment(CARDS[2])}, team_version="1")
     team = TeamLedger({"train": allotted_to_others})
     membership = Membership(TEAM, "7", enforced=True)
     after = membership.raise_allotment(team, "dev", join(moving, "vision", "2"), planned=CARDS[2], extra={}).ledger
-    assert ({*after.allotments}, after.placed) == (names, placed)
+    assert ({*after.allotments}, after.team_version) == (names, team_version)
 
 
 @cases(

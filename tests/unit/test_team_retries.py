@@ -17,7 +17,7 @@ from tests.quota_map import store_quota
 from tests.unit.test_ledger_report import used
 from tests.unit.test_retrier import REPLICA_SETS, failure
 from vcuda import errors
-from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.kube import NodeInformer, QuotaInformer, QuotaSource
 from vcuda.ledger.ledger import Ledger
 from vcuda.quota.model import Charge
 
@@ -30,7 +30,7 @@ class Team:
     def __init__(self, api: ApiDouble, entries: str = "{}", cards: int = 4) -> None:
         self.api, self.now = api, 1000.0
         store_quota(api, entries, gpu_teams=f'{{vision: {{namespaces: ["m-*"], quota: {{M40: {cards}}}}}}}')
-        self.quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
+        self.quota = QuotaInformer(api.kube, QuotaSource(), frozenset())
         self.quota.reflector.relist()
         self.usages = TeamUsages()
         nodes = NodeInformer(api.kube, LABELS)

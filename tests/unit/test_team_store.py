@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.api_double import ApiDouble, before, lost_reply
 from tests.replicas import Clock, Replica
 from vcuda.errors import Conflict, LedgerLost, Unavailable, UnreadableLedger, WriteUnanswered
-from vcuda.kube import LedgerStore, Placing, TeamStore
+from vcuda.kube import LedgerStore, TeamMap, TeamStore
 from vcuda.kube.team_store import RESTORED
 from vcuda.ledger.ledger import LOST, Allotment, Ledger, Reservation
 from vcuda.ledger.team import TeamLedger, lowered, raised
@@ -199,7 +199,7 @@ def test_a_watch_delivers_the_ledgers_of_teams(teams: TeamStore, ledgers: Ledger
 
 # Tests of ledgers that are lost together
 
-PLACED = Placing({"team-a": "vision", "team-b": "speech"}.get, "8")
+PLACED = TeamMap({"team-a": "vision", "team-b": "speech"}.get, "8")
 
 
 def test_a_lost_ledger_of_a_team_includes_the_charges_of_ledgers_that_do_not_name_the_team_any_more(
@@ -210,7 +210,7 @@ def test_a_lost_ledger_of_a_team_includes_the_charges_of_ledgers_that_do_not_nam
     member(ledgers, USED, "team-b")
     assert teams.open("vision", PLACED).ledger.allotted == {"team-a": USED}
     found = ledgers.read("team-a").ledger
-    assert (found.allotments, found.placed) == ({"vision": Allotment(counter=1)}, "8")
+    assert (found.allotments, found.team_version) == ({"vision": Allotment(counter=1)}, "8")
     assert ledgers.read("team-b").ledger.allotments == {}
 
 
@@ -219,7 +219,7 @@ def test_a_namespace_without_charges_takes_no_place_when_the_ledger_is_opened(
 ) -> None:
     member(ledgers, vision=Allotment())
     member(ledgers, namespace="team-b")
-    assert teams.open("vision", Placing(lambda _: "vision", "8")).ledger.allotted == {}
+    assert teams.open("vision", TeamMap(lambda _: "vision", "8")).ledger.allotted == {}
 
 
 def test_a_lost_ledger_of_a_team_is_not_opened_while_a_ledger_of_its_namespaces_is_missing(
@@ -239,7 +239,7 @@ def test_an_older_quota_moves_no_ledger_when_the_ledger_of_a_team_is_opened(
     teams: TeamStore, ledgers: LedgerStore
 ) -> None:
     stored = ledgers.open("team-a")
-    ledgers.write("team-a", Ledger(USED, placed="9"), stored)
+    ledgers.write("team-a", Ledger(USED, team_version="9"), stored)
     with pytest.raises(Unavailable):
         teams.open("vision", PLACED)
     assert ledgers.read("team-a").ledger.allotments == {}

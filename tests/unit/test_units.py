@@ -15,7 +15,7 @@ from tests.quota_map import store_quota
 from tests.replicas import POD, Replica
 from tests.tables import cases
 from vcuda.errors import Fault, QuotaFault
-from vcuda.kube import LedgerStore, QuotaInformer, QuotaPlace
+from vcuda.kube import LedgerStore, QuotaInformer, QuotaSource
 from vcuda.ledger.ledger import Ledger, Rejected
 from vcuda.ledger.recount import ObservedPods, recount
 from vcuda.placement.nodes import Nodes
@@ -184,7 +184,7 @@ class World:
 
     def __init__(self, api: ApiDouble) -> None:
         self.api = api
-        self.quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
+        self.quota = QuotaInformer(api.kube, QuotaSource(), frozenset())
         self.store = LedgerStore(api.kube, "vcuda-quota", lambda: Nodes(LABELS), self.quota.resources)
         self.pods = PodInformer(api.kube, LABELS, lambda _: None, resources=self.quota.resources)
         shared: Manifest = stored_pod({"nvidia.com/gpu.shared": 2})

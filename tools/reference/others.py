@@ -33,7 +33,7 @@ from vcuda.allocations.stored_pods import read_stored
 from vcuda.claims.names import API_PATH
 from vcuda.errors import NotFound, Unavailable, UnsupportedVersion
 from vcuda.k8s_types import Node, Pod
-from vcuda.kube import Heard, InvolvedObject, QuotaInformer, QuotaPlace
+from vcuda.kube import Heard, InvolvedObject, QuotaInformer, QuotaSource
 from vcuda.kube.connection import check_version
 from vcuda.quota.well_known import USAGE_KEY, USAGE_NAME
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA
@@ -157,7 +157,7 @@ def _why(found: object) -> str:
 
 
 def _malformed() -> Iterator[Told]:
-    correct, place = "Correct the document.", QuotaPlace()
+    correct, place = "Correct the document.", QuotaSource()
     good, bad = "team-a: {quota: {M40: 8}}", "team-a: {quota: {M40: -8}}"
     yield Told(_event_about({place.key: bad}), correct)
     yield Told(_event_about({place.key: good}, {place.key: bad}), correct)
@@ -166,7 +166,7 @@ def _malformed() -> Iterator[Told]:
 
 def _event_about(*documents: Mapping[str, str]) -> str:
     """Return the message of the Event that results if the quota ConfigMap's data is each of ``documents`` in turn."""
-    server, place = ExampleServer(), QuotaPlace()
+    server, place = ExampleServer(), QuotaSource()
     watch = QuotaInformer(server.kube, place, frozenset())
     with structlog.testing.capture_logs():
         for version, data in enumerate(documents, 101):

@@ -16,7 +16,7 @@ from vcuda.claims.charges import ClaimPolicy
 from vcuda.claims.devices import ClassFacts, Devices
 from vcuda.errors import MAX_FAULTS, Unavailable
 from vcuda.k8s_types import Pod
-from vcuda.kube import QuotaPlace
+from vcuda.kube import QuotaSource
 from vcuda.placement.nodes import COUNT_LABEL, Nodes
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.well_known import TEAMS
@@ -50,7 +50,7 @@ def _edited(
     ``limits``, ``total``: the limits before the edit; by default, eight cards of model M40. ``old_teams``: the teams
     before the edit, without any entry.
     """
-    place = QuotaPlace()
+    place = QuotaSource()
     kind = GroupVersionKind(version="v1", kind="ConfigMap")
     raw = msgspec.Raw(msgspec.json.encode({"data": data}))
     given = {"kind": kind, "namespace": place.namespace, "name": place.name, "operation": "UPDATE", "object": raw}
@@ -67,7 +67,7 @@ def _edited(
 
 
 def _document(text: str) -> dict[str, str]:
-    return {QuotaPlace().key: text}
+    return {QuotaSource().key: text}
 
 
 def edits() -> Iterator[Told]:

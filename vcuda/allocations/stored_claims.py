@@ -9,9 +9,10 @@ import msgspec
 from vcuda.allocations.given_cards import OtherCard
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.bounded import SizedCache
-from vcuda.claims import charges, objects, request
+from vcuda.claims import charges, objects
 from vcuda.claims.devices import DeviceOffer
 from vcuda.claims.digest import PackedDigest, pack, read_spec, unpack
+from vcuda.claims.request import read_claim
 from vcuda.k8s_types import Decoder, K8sObject
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge
@@ -137,43 +138,43 @@ class ClaimCounter:
             return known
         if known and known.certain and known.pinned and {*map(self._model_of, claim.allocated)} == {known.pinned}:
             return known
-        asked = request.read_claim(unpack(claim.digest), self.policy)
-        pinned = asked.model(lenient=True) if asked.entries else None
-        taken = {pinned: asked.charge(pinned)} if pinned else {}
-        fault = str(asked.faults[0])[:MAX_STORED_FAULT_LENGTH] if asked.faults else ""
-        uncounted = not pinned and bool(asked.entries or asked.faults)
-        found = ClaimCharge(taken, pinned, certain=not asked.faults, fault=fault, uncounted=uncounted)
+        request = read_claim(unpack(claim.digest), self.policy)
+        pinned = request.model(lenient=True) if request.entries else None
+        taken = {pinned: request.charge(pinned)} if pinned else {}
+        fault = str(request.faults[0])[:MAX_STORED_FAULT_LENGTH] if request.faults else ""
+        uncounted = not pinned and bool(request.entries or request.faults)
+        found = ClaimCharge(taken, pinned, certain=not request.faults, fault=fault, uncounted=uncounted)
         self._by_digest.put(claim.digest, found)
-        return self._with_devices(claim, asked, found) if claim.allocated else found
+        return self._with_devices(claim, request, found) if claim.allocated else found
 
-    def _with_devices(self, claim: StoredClaim, asked: charges.ClaimRequest, found: ClaimCharge) -> ClaimCharge:
+    def _with_devices(self, claim: StoredClaim, request: charges.ClaimRequest, found: ClaimCharge) -> ClaimCharge:
         """Return the charge of a claim with allocated devices. ``found``: the charge by the claim's spec.
 
         For each GPU model, the charge is raised to the charge of the allocated devices if that is larger.
         """
-        given = self._given(claim, asked, found.pinned)
+        given = self._given(claim, request, found.pinned)
         if not found.pinned and len(given) == 1:
             # If the spec does not limit the claim to one GPU model, but all allocated devices have the same model,
             # charge all requests to this model.
-            given = {model: charge.peak(asked.charge(model)) for model, charge in given.items()}
+            given = {model: charge.peak(request.charge(model)) for model, charge in given.items()}
         return msgspec.structs.replace(
             found.raised_by(ClaimCharge(given)),
             certain=found.certain and all(map(self._offer, claim.allocated)),
             other=self._other_card(claim, found.pinned) if found.pinned else None,
         )
 
-    def _given(self, claim: StoredClaim, asked: charges.ClaimRequest, pinned: str | None) -> Mapping[str, Charge]:
+    def _given(self, claim: StoredClaim, request: charges.ClaimRequest, pinned: str | None) -> Mapping[str, Charge]:
         # The claim's status can be trusted here, because only the scheduler writes the allocated devices there.
         models = [self._model_of(each) for each in claim.allocated]
         main = pinned or min(filter(None, models), default=None)
-        entries = {entry.name: entry for entry in asked.entries}
+        entries = {entry.name: entry for entry in request.entries}
         given: dict[str, Charge] = {}
         for device, own in zip(claim.allocated, models, strict=True):
             entry, model = entries.get(device.request), own or main
             # If a claim has no faults, all its requests for GPUs are charged, so a device of another request is no GPU.
             # If the claim has faults, that request may be for a GPU. So a device of a known model is charged a card.
-            unlisted = WHOLE_CARD if own and asked.faults else Charge()
-            value = asked.value(entry, model) if entry and model else unlisted
+            unlisted = WHOLE_CARD if own and request.faults else Charge()
+            value = request.value(entry, model) if entry and model else unlisted
             if model and value != Charge():
                 given[model] = given.get(model, Charge()) + value
         return given

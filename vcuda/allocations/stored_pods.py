@@ -84,10 +84,10 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
         return tuple(annotations), tuple(labels)
 
 
-def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = False) -> Allocation | None:
+def read_allocation(pod: Pod, vendors: tuple[Scheme, ...], *, whole_keys: bool = False) -> Allocation | None:
     """Return the annotations and labels that record a pod's cards; None if the pod has none.
 
-    ``asked``: the vendors' schemes by which the pod requests GPUs. ``whole_keys``: True to keep every key, so that a
+    ``vendors``: the vendors' schemes by which the pod requests GPUs. ``whole_keys``: True to keep every key, so that a
     patch can remove it; False to keep one key for each prefix of a scheme.
     """
     found = [(kept, key, value) for key, value in pod.annotations.items() if (kept := _name_of(key))]
@@ -100,7 +100,7 @@ def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = F
     # Cache the result only for short lists of keys. Thousands of pods have equal lists, but users can invent long
     # lists.
     choose = _schemes_of if len(annotations) + len(labels) <= MAX_KEYS_REMEMBERED else _schemes_of.__wrapped__
-    schemes = choose((*annotations,), (*labels,), tuple(each.name for each in asked))
+    schemes = choose((*annotations,), (*labels,), tuple(each.name for each in vendors))
     return Allocation(annotations, labels, schemes, is_cut)
 
 
@@ -127,10 +127,10 @@ def _name_of(key: str, *, label: bool = False) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _schemes_of(annotations: tuple[str, ...], labels: tuple[str, ...], asked: tuple[str, ...]) -> tuple[Scheme, ...]:
+def _schemes_of(annotations: tuple[str, ...], labels: tuple[str, ...], vendors: tuple[str, ...]) -> tuple[Scheme, ...]:
     # Check every vendor, because a user may have copied annotations from a pod of another vendor.
     by_name = {scheme.name: scheme for scheme in SCHEMES}
-    order = tuple({name: by_name[name] for name in (*asked, *by_name)}.values())
+    order = tuple({name: by_name[name] for name in (*vendors, *by_name)}.values())
     owners = {_owner(key, order) for key in annotations} | {_owner(key, order, label=True) for key in labels}
     return tuple(scheme for scheme in order if scheme.name in owners)
 
@@ -225,21 +225,21 @@ class RequestCache:
     def __init__(self, known: GpuResources, labels: affinity.NodeLabels) -> None:
         self.known = known
         self.labels = labels
-        self._asked: dict[bytes, tuple[PodRequest, str | None]] = {}
+        self._requests: dict[bytes, tuple[PodRequest, str | None]] = {}
 
     def read(self, pod: Pod) -> tuple[PodRequest, str | None]:
         """Return a pod's GPU request, without faults, and its GPU model. Despite faults, a stored pod is charged."""
         spec = pod.spec
         text = _ENCODER.encode((spec.containers, spec.init_containers, spec.affinity, spec.node_selector))
-        found = self._asked.get(text)
+        found = self._requests.get(text)
         if found is None:
             # Faults are not cached, because they also depend on annotations, which the cache key does not contain.
             request = msgspec.structs.replace(read_request(pod, self.known), faults=())
             found = request, placement.read_pod_pin(pod, self.labels, self.known.models).model
-            if len(self._asked) >= MAX_REQUESTS_REMEMBERED:
-                self._asked.clear()
+            if len(self._requests) >= MAX_REQUESTS_REMEMBERED:
+                self._requests.clear()
             if len(text) <= MAX_REMEMBERED_LENGTH:
-                self._asked[text] = found
+                self._requests[text] = found
         return found
 
 

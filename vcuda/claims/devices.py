@@ -28,20 +28,20 @@ class Capacity(msgspec.Struct, frozen=True, gc=False):
     valid: tuple[Decimal, ...] = ()
     """The amounts to which a request is rounded up, in ascending order; empty if the driver lists none."""
 
-    def consumed(self, asked: Decimal | None) -> Decimal:
-        """Return the amount that the scheduler counts for the requested amount ``asked`` (None: no amount)."""
+    def consumed(self, requested: Decimal | None) -> Decimal:
+        """Return the amount that the scheduler counts for the requested amount ``requested`` (None: no amount)."""
         # The rules are those of `calculateConsumedCapacity` in k8s.io/dynamic-resource-allocation. A request above the
         # largest valid amount is returned unchanged, because no device can satisfy such a request.
-        if asked is None:
+        if requested is None:
             return self.value if self.default is None else self.default
         if self.least is not None:
-            if asked < self.least:
+            if requested < self.least:
                 return self.least
             if not self.step:
-                return asked
-            whole, first, by = (each.to_integral_value(ROUND_CEILING) for each in (asked, self.least, self.step))
+                return requested
+            whole, first, by = (each.to_integral_value(ROUND_CEILING) for each in (requested, self.least, self.step))
             return first + by * ((whole - first) / by).to_integral_value(ROUND_CEILING)
-        return next((value for value in self.valid if asked <= value), asked)
+        return next((value for value in self.valid if requested <= value), requested)
 
 
 class DeviceOffer(msgspec.Struct, frozen=True, gc=False):

@@ -203,12 +203,12 @@ def _doubts(
     if len(models) > 1:
         cards = listed([f"{model} ({count})" for model, count in sorted(models.items())], MAX_NAMES)
         yield Doubt.SEVERAL, f"the node has cards of several GPU models according to {display(seen[0].source)}: {cards}"
-    others = [each for each in seen[1:] if not _agrees(each, models, named)]
+    deviating = [each for each in seen[1:] if not _agrees(each, models, named)]
     # An empty label is an administrator's decision that the node has no model. So no source disagrees with it.
     called = not operators or not seen or _is_called(operators, seen[0], named)
-    if others or not called:
+    if deviating or not called:
         statements = [] if called else [f"{display(sources.OPERATOR)} is {operators}"]
-        by_source = ((each.source, [*_models_of(each, named)]) for each in (*seen[:1], *others))
+        by_source = ((each.source, [*_models_of(each, named)]) for each in (*seen[:1], *deviating))
         statements += [f"{display(source)} reports {listed(names, MAX_NAMES)}" for source, names in by_source]
         yield Doubt.DISAGREE, f"the sources of the GPU model disagree: {', '.join(statements)}"
 

@@ -33,7 +33,7 @@ _CARDS = tuple(name for scheme in INDEXED for name in (scheme.cores, scheme.memo
 _LOCKS = tuple(scheme.node_lock for scheme in SCHEMES if scheme.node_lock)
 
 
-class QuotaPlace(msgspec.Struct, frozen=True):
+class QuotaSource(msgspec.Struct, frozen=True):
     """The place of the quota document: a ConfigMap, and a key in its data."""
 
     namespace: str = "kube-system"
@@ -54,22 +54,22 @@ class QuotaInformer:
     def __init__(
         self,
         kube: client.Kube,
-        place: QuotaPlace,
+        source: QuotaSource,
         system: frozenset[str],
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._kube = kube
-        self._place = place
+        self._source = source
         self._nobody = model.Quota(system=system)
-        self._log = structlog.get_logger().bind(configmap=f"{place.namespace}/{place.name}")
+        self._log = structlog.get_logger().bind(configmap=f"{source.namespace}/{source.name}")
         self._config: config.QuotaConfig | None = None
         self._absent: config.QuotaConfig | None = None
         self._faulty = False
         self._on_change = on_change
         self.clock = QuotaClock(clock)
-        self._path = f"/api/v1/namespaces/{client.segment(place.namespace)}/configmaps"
-        self._params = {"fieldSelector": f"metadata.name={place.name}"}
+        self._path = f"/api/v1/namespaces/{client.segment(source.namespace)}/configmaps"
+        self._params = {"fieldSelector": f"metadata.name={source.name}"}
         self.reflector = reflector.Reflector(kube, self._path, _decode, params=self._params, on_event=self._on_event)
 
     def current(self) -> model.Quota | None:
@@ -102,7 +102,7 @@ class QuotaInformer:
         """List the quota ConfigMap, and return its stored resourceVersion; empty if the ConfigMap does not exist."""
         pages = self._kube.list_pages(self._path, self._params, seconds=10)
         found = (_decode(raw).metadata for page in pages for raw in page.items)
-        return next((each.resource_version for each in found if each.name == self._place.name), "")
+        return next((each.resource_version for each in found if each.name == self._source.name), "")
 
     def is_valid(self) -> bool:
         """Return False if the stored quota document is malformed, even while an older document is still in force."""
@@ -116,7 +116,7 @@ class QuotaInformer:
             return
         try:
             version = new.metadata.resource_version
-            read = config.parse_config(new.data or {}, self._place.key, self._nobody.system, version)
+            read = config.parse_config(new.data or {}, self._source.key, self._nobody.system, version)
         except QuotaFault as fault:
             self._reject(new, fault)
         else:
@@ -146,9 +146,9 @@ class QuotaInformer:
         events.post_event_or_log(self._kube, event)
 
     def _subject(self, config_map: ConfigMap) -> events.InvolvedObject:
-        metadata, place = config_map.metadata, self._place
+        metadata, source = config_map.metadata, self._source
         return events.InvolvedObject(
-            "v1", "ConfigMap", place.name, place.namespace, metadata.uid, metadata.resource_version
+            "v1", "ConfigMap", source.name, source.namespace, metadata.uid, metadata.resource_version
         )
 
 
@@ -225,14 +225,14 @@ class NodeInformer:
         with self._lock:
             self._stale |= not (old and new and _indexed(old) == _indexed(new))
             self._stale_states |= not (old and new and old.state == new.state)
-        if self._place(old) != self._place(new) or (old and new and old.registers != new.registers):
+        if self._groups(old) != self._groups(new) or (old and new and old.registers != new.registers):
             self.on_model_change()
         if new and new.state.offered and new.state.offered - ((old and old.state.offered) or set()):
             self.on_offer()
         for on_change in self._followers:
             on_change(old, new)
 
-    def _place(self, node: Node | None) -> tuple[str | None, str | None]:
+    def _groups(self, node: Node | None) -> tuple[str | None, str | None]:
         labels = node.labels if node else {}
         return labels.get(self.keys.model), labels.get(self.keys.pool)
 

@@ -146,14 +146,14 @@ class Pager:
         raise self._overdue
 
     def _read(self, token: str, timeout: float) -> tuple[Page, str]:
-        asked = self._objects
-        body = self.fetch(asked, token, timeout, MAX_PAGE_BYTES if asked > 1 else MAX_OBJECT_BYTES)
+        number = self._objects
+        body = self.fetch(number, token, timeout, MAX_PAGE_BYTES if number > 1 else MAX_OBJECT_BYTES)
         try:
             page, following = read_page(body)
         except UNDECODABLE as error:
             raise errors.Unavailable(f"{self.what}: the answer is not a list: {error}") from error
-        fitting = AIM_BYTES * len(page.items) // len(body) if page.items else asked
-        self._objects = max(1, min(fitting, asked * GROWTH, self.most))
+        fitting = AIM_BYTES * len(page.items) // len(body) if page.items else number
+        self._objects = max(1, min(fitting, number * GROWTH, self.most))
         return page, following
 
     def _skipped(self, error: errors.TooLarge) -> tuple[Page, str]:

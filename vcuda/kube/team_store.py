@@ -62,7 +62,7 @@ class NamedTeam(msgspec.Struct, frozen=True):
         return StoredTeam(decode_text(self.config_map, read_team_ledger), self.config_map.metadata.resource_version)
 
 
-class Placing(NamedTuple):
+class TeamMap(NamedTuple):
     """The teams of namespaces in one version of the quota ConfigMap. ``team_of`` returns the team of a namespace."""
 
     team_of: Callable[[str], str | None]
@@ -98,12 +98,12 @@ class TeamStore:
         closed = msgspec.structs.replace(stored.ledger, closed=RESTORED + secrets.token_urlsafe(6))
         return self._recorded(team, self._put(team, closed, stored.version, timeout), anew=True)
 
-    def open(self, team: str, placing: Placing | None = None, timeout: float = 10) -> StoredTeam:
+    def open(self, team: str, team_map: TeamMap | None = None, timeout: float = 10) -> StoredTeam:
         """Return the open ledger of a team. If it is closed or missing, first count what each namespace needs that has
         an allotment from the team.
 
-        ``placing``: where this process places namespaces. A ledger that was lost together with the ledger of the team
-        has no allotment, but is counted if ``placing`` names the team.
+        ``team_map``: the teams of namespaces. A ledger that was lost together with the ledger of the team has no
+        allotment, but is counted if ``team_map`` names the team.
 
         Raises the errors of `write`. Raises LedgerLost while pods may still be stored that were charged before etcd was
         restored from a backup. Raises Unavailable if it is not known what a namespace needs. After an error the caller
@@ -118,8 +118,8 @@ class TeamStore:
             raise errors.LedgerLost(team, self._ledgers.uncertain_seconds - left, left, "team")
         allotted = {**stored.ledger.allotted}
         listed = dict(self._found(team, timeout)[1])
-        if placing and not allotted:
-            listed |= self._joined(team, placing, listed, timeout, may_lack=left <= 0)
+        if team_map and not allotted:
+            listed |= self._joined(team, team_map, listed, timeout, may_lack=left <= 0)
         for namespace, config_map in listed.items():
             if found := self._unchecked(team, namespace, config_map, timeout):
                 needs = [needed(found), found.allotments[team].charges]
@@ -189,7 +189,7 @@ class TeamStore:
         return version, found
 
     def _joined(
-        self, team: str, placing: Placing, listed: Collection[str], timeout: float, *, may_lack: bool
+        self, team: str, team_map: TeamMap, listed: Collection[str], timeout: float, *, may_lack: bool
     ) -> Mapping[str, k8s_types.ConfigMap]:
         """Put the ledgers of further namespaces into the team, and return them.
 
@@ -200,14 +200,14 @@ class TeamStore:
         for page in self._kube.list_pages(self._ledgers.collection, {"labelSelector": MARKS}, timeout=timeout):
             for mark in map(_CONFIG_MAP.decode, page.items):
                 namespace = mark.metadata.name.removeprefix(MARK)
-                if namespace in listed or placing.team_of(namespace) != team:
+                if namespace in listed or team_map.team_of(namespace) != team:
                     continue
                 stored = self._ledgers.stored(namespace, timeout)
-                if stored is None or stored.ledger.lost or is_older(placing.version, stored.ledger.placed):
+                if stored is None or stored.ledger.lost or is_older(team_map.version, stored.ledger.team_version):
                     if may_lack:
                         continue
                     raise _uncounted(team)
-                self._ledgers.write(namespace, join(stored.ledger, team, placing.version), stored, timeout)
+                self._ledgers.write(namespace, join(stored.ledger, team, team_map.version), stored, timeout)
                 raw = self._kube.get(self._ledgers.path(namespace), timeout=timeout)
                 joined[namespace] = _CONFIG_MAP.decode(raw)
         return joined

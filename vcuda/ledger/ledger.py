@@ -113,7 +113,7 @@ class Ledger(msgspec.Struct, frozen=True):
     """The longest grace period of stored pods that use claims, in seconds; 0 if at most `UNSEEN_SECONDS`."""
     allotments: Mapping[str, Allotment] = {}
     """By team: the part of the team's quota that this namespace may use. There are two only while it changes teams."""
-    placed: str = ""
+    team_version: str = ""
     """The version of the quota ConfigMap that last put the namespace into a team, or took it out of a team."""
 
     @property
@@ -189,7 +189,7 @@ class TooManyPending(msgspec.Struct, frozen=True):
 def admit(
     ledger: Ledger,
     uid: str,
-    asked: Pending,
+    entry: Pending,
     quota: NamespaceQuota,
     *,
     enforced: bool,
@@ -200,8 +200,8 @@ def admit(
     ``enforced``: False if the quota only warns or audits. A charge that does not fit is then admitted with a shortage.
     ``others``: by model, what the other namespaces of the team may use; None to leave out the limits of the team.
     """
-    limit, used_by_others = quota.limits.get(asked.model, NO_LIMIT), others or {}
-    usage = replace(ledger.usage(asked.model), others=used_by_others.get(asked.model, Charge()))
+    limit, used_by_others = quota.limits.get(entry.model, NO_LIMIT), others or {}
+    usage = replace(ledger.usage(entry.model), others=used_by_others.get(entry.model, Charge()))
 
     def total_usage(of: Ledger) -> Usage:
         return replace(of.total_usage(), others=total(used_by_others.values()))
@@ -211,16 +211,16 @@ def admit(
         return Admitted(ledger, usage, limit)
     team = None if others is None else quota.team
     shortage = None
-    if asked.model != NO_MODEL and (quota.total or team or not fits(limit, usage.used, asked.charge)):
-        of_model = Shortage(asked.model, asked.charge, usage, limit)
+    if entry.model != NO_MODEL and (quota.total or team or not fits(limit, usage.used, entry.charge)):
+        of_model = Shortage(entry.model, entry.charge, usage, limit)
         shortage = find_shortage(of_model, quota.total, lambda: total_usage(ledger), team)
         if shortage and enforced:
             return Rejected(shortage)
     # `MAX_PENDING` is checked after the limit, so that a pod over the limit is rejected even with many pending charges.
     if len(ledger.pending) >= MAX_PENDING:
         return TooManyPending()
-    charged = replace(ledger, pending={**ledger.pending, uid: asked})
-    usage = replace(usage, used=usage.used + asked.charge, pending=usage.pending + asked.charge)
+    charged = replace(ledger, pending={**ledger.pending, uid: entry})
+    usage = replace(usage, used=usage.used + entry.charge, pending=usage.pending + entry.charge)
     return Admitted(charged, usage, limit, shortage, total_usage(charged) if quota.total or quota.team else None)
 
 

@@ -156,7 +156,7 @@ def recount(
         graces=observed.graces,
         claim_grace=_claim_grace(ledger, observed),
         allotments=ledger.allotments,
-        placed=ledger.placed,
+        team_version=ledger.team_version,
     )
     # 4. If no charge changed, return the old ledger, so that it is not written. Replace an outdated count anyway.
     if _has_same_charges(recounted, ledger) and not is_counted_before(ledger, counted_since, observed.config_version):

@@ -193,12 +193,12 @@ def allot(ledger: Ledger, team: str, charges: Allotted, terms: str = "") -> Ledg
 
 def join(ledger: Ledger, team: str, config_version: str) -> Ledger:
     """Return a namespace's ledger that also names ``team``. The caller must write it before it raises the allotment."""
-    return replace(ledger, allotments={**ledger.allotments, team: Allotment()}, placed=config_version)
+    return replace(ledger, allotments={**ledger.allotments, team: Allotment()}, team_version=config_version)
 
 
 def leave(ledger: Ledger, config_version: str) -> Ledger:
     """Return a namespace's ledger that names no team."""
-    return replace(ledger, allotments={}, placed=config_version) if ledger.allotments else ledger
+    return replace(ledger, allotments={}, team_version=config_version) if ledger.allotments else ledger
 
 
 class Raise(NamedTuple):
@@ -242,7 +242,7 @@ class Membership(NamedTuple):
 
     def is_outdated_for(self, ledger: Ledger) -> bool:
         """Return True if a newer quota ConfigMap has moved the namespace to another team."""
-        return not self.is_named_by(ledger) and is_older(self.version, ledger.placed)
+        return not self.is_named_by(ledger) and is_older(self.version, ledger.team_version)
 
     def allots(self, ledger: Ledger, planned: Allotted) -> bool:
         """Return whether the namespace may use ``planned`` by the allotment in its ledger."""
@@ -278,5 +278,5 @@ class Membership(NamedTuple):
             # Another team must go on counting the charges that this team does not allot yet.
             after = replace(after, allotments={**ledger.allotments, **after.allotments})
         if {*after.allotments} != {*ledger.allotments}:
-            after = replace(after, placed=self.version)
+            after = replace(after, team_version=self.version)
         return Raise(written, after)

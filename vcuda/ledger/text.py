@@ -35,11 +35,11 @@ Version = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{0,20}\Z")]
 
 
 class _Group(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Several equal charges. ``uids``: their objects' uids, 22 characters each. ``others``: keys that are not UUIDs."""
+    """Several equal charges. ``uids``: their objects' uids, 22 characters each. ``other_keys``: keys of other forms."""
 
     charge: Charge
     uids: str
-    others: tuple[str, ...] = ()
+    other_keys: tuple[str, ...] = ()
     seconds: int = 0
 
 
@@ -61,7 +61,7 @@ class _Grouped(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     graces: Mapping[str, int] = {}
     claim_grace: int = 0
     allotments: Mapping[str, Allotment] = {}
-    placed: Version = ""
+    team_version: Version = ""
 
 
 _HEAD = msgspec.json.Decoder(_Format)
@@ -134,14 +134,14 @@ def _grouped(entries: Iterable[Entry]) -> dict[str, tuple[_Group, ...]]:
 
 def _group(charge: Charge, uids: list[str], seconds: int) -> _Group:
     packed = [_pack(uid) for uid in uids]
-    others = tuple(uid for uid, text in zip(uids, packed, strict=True) if not text)
-    return _Group(charge, "".join(packed), others, seconds)
+    other_keys = tuple(uid for uid, text in zip(uids, packed, strict=True) if not text)
+    return _Group(charge, "".join(packed), other_keys, seconds)
 
 
 def _entries(grouped: Mapping[str, tuple[_Group, ...]]) -> Iterator[Entry]:
     for model, groups in grouped.items():
         for group in groups:
-            for uid in (*_unpack(group.uids), *group.others):
+            for uid in (*_unpack(group.uids), *group.other_keys):
                 yield uid, model, group.charge, group.seconds
 
 

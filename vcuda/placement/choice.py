@@ -50,7 +50,7 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
     """The GPU models that the models annotation of an object names, in the annotation's order."""
 
     models: tuple[str, ...]
-    others: bool = False
+    rest: bool = False
     """True if the annotation ends with ``*``, so that the other models of the quota entry follow."""
 
     def unknown(self, known: Set[str]) -> str | None:
@@ -80,14 +80,14 @@ def read_wish(annotations: Mapping[str, str]) -> Wish | None:
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"must not be longer than {MAX_CHARACTERS} characters")
     *named, last = (part.strip() for part in text.split(","))
-    others = last == OTHERS
-    if not others:
+    rest = last == OTHERS
+    if not rest:
         named.append(last)
     if not all(named) or OTHERS in named:
         raise ValueError(
             "must be GPU models separated by commas, the best first, for example `H100, A100`. A `*` must be last"
         )
-    return Wish(tuple(dict.fromkeys(named)), others)
+    return Wish(tuple(dict.fromkeys(named)), rest)
 
 
 def ordered_models(annotations: Mapping[str, str], quota: NamespaceQuota) -> tuple[tuple[str, ...], Rule]:
@@ -97,7 +97,7 @@ def ordered_models(annotations: Mapping[str, str], quota: NamespaceQuota) -> tup
         wish = read_wish(annotations) or Wish(())
     except ValueError:
         wish = Wish(())
-    named = dict.fromkeys((*wish.models, *(quota.limits if wish.others else ())))
+    named = dict.fromkeys((*wish.models, *(quota.limits if wish.rest else ())))
     if models := tuple(model for model in named if model in quota.limits):
         return models, Rule.ANNOTATION
     if quota.order:
@@ -222,8 +222,8 @@ def _reason(options: Sequence[Option], fitting: Sequence[Option], best: Option, 
         return f"the first in {PLACES[rule]}"
     before = options[: options.index(best)]
     passed = ", ".join(passed_over(each.model, each.obstacle) for each in before[:MAX_PASSED_OVER])
-    others = " and others" if len(before) > MAX_PASSED_OVER else ""
-    return f"the next in {PLACES[rule]} after {passed}{others}"
+    tail = " and others" if len(before) > MAX_PASSED_OVER else ""
+    return f"the next in {PLACES[rule]} after {passed}{tail}"
 
 
 def free_of(limit: Limit, usage: Usage) -> str:

@@ -268,7 +268,7 @@ class CardTypes(msgspec.Struct, frozen=True):
         """Return the cards on the nodes of a model; empty if no node of the model has registered cards."""
         return self.cards.get((scheme, model), ListedCards())
 
-    def others(self, scheme: str, model: str) -> frozenset[str]:
+    def other_types(self, scheme: str, model: str) -> frozenset[str]:
         every = ((*cards.own, *cards.foreign) for (each, _), cards in self.cards.items() if each == scheme)
         return frozenset(itertools.chain.from_iterable(every)).difference(self.on(scheme, model).own)
 

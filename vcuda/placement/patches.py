@@ -63,8 +63,8 @@ class _NewRequirement:
             return None
         # The term may list other label values of the same model. The new requirement must include them, or no node
         # could match both requirements.
-        others = [value for values in lists for value in values if self.allows(value) and value not in self.values]
-        return {**self.plain, "values": [*self.values, *dict.fromkeys(others)]} if others else self.plain
+        more = [value for values in lists for value in values if self.allows(value) and value not in self.values]
+        return {**self.plain, "values": [*self.values, *dict.fromkeys(more)]} if more else self.plain
 
     def _is_enough(self, values: tuple[str, ...]) -> bool:
         return set(values).issuperset(self.values) if self.operator == "NotIn" else all(map(self.allows, values))
@@ -215,8 +215,8 @@ def type_annotations(
         usable = () if isinstance(selected, str) else selected
         if has_share and scheme.card_mode and cards.sliced:
             found[scheme.card_mode] = pod.annotations.get(scheme.card_mode) or scheme.shared_mode
-        others = types.others(scheme.name, model)
-        similar = (kind for kind in others if contains_any(kind, map(str.casefold, usable)))
+        more = types.other_types(scheme.name, model)
+        similar = (kind for kind in more if contains_any(kind, map(str.casefold, usable)))
         avoided = sorted(similar, key=lambda kind: (kind not in cards.foreign, kind))[:MAX_TYPES]
         if avoided and scheme.unwanted_models:
             present = unwanted_texts(pod, scheme)

@@ -63,29 +63,29 @@ class ServedBy(msgspec.Struct, frozen=True, gc=False):
     """The hostnames of the nodes to exclude, because the scheduler that the pod names cannot assign their cards."""
 
 
-def find_serving(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str | None = None) -> ServedBy:
+def find_serving(pod: Pod, request: PodRequest, every: int, nodes: Nodes, scheduler: str | None = None) -> ServedBy:
     """Return the nodes of a model that can serve a pod, and the scheduler that places the pod there. ``every``: all
-    nodes of the model. ``placing``: the scheduler for the vendors' resources that the pod requests."""
+    nodes of the model. ``scheduler``: the scheduler for the vendors' resources that the pod requests."""
     if not request.schemes:
         return ServedBy(every)
     for scheme in request.registered:
         # If no node has a register (list of cards) of the scheme, its nodes are unknown. So no node is left out.
         every &= nodes.registered.get(scheme.name, every)
     if request.registered or not all(each.register for each in request.schemes):
-        return ServedBy(every, placing)
-    return _serve_whole_cards(pod, request, nodes, placing, every)
+        return ServedBy(every, scheduler)
+    return _serve_whole_cards(pod, request, nodes, scheduler, every)
 
 
-def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str | None, every: int) -> ServedBy:
+def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, scheduler: str | None, every: int) -> ServedBy:
     # Nodes with a vendor's register and nodes without a register can both serve a request for whole
     # cards. But they need different schedulers, so the pod is limited to one of these two kinds of nodes.
     with_register = 0
     for scheme in request.schemes:
         with_register |= every & nodes.registered.get(scheme.name, 0)
-    own = pod.spec.scheduler_name not in ("", DEFAULT_SCHEDULER, placing)
+    own = pod.spec.scheduler_name not in ("", DEFAULT_SCHEDULER, scheduler)
     keeps = own or any(each.opt_out and each.opt_out in pod.labels.items() for each in request.schemes)
     if not with_register:
-        return ServedBy(every, None if every or keeps else placing)
+        return ServedBy(every, None if every or keeps else scheduler)
     plain = every & ~with_register
     if keeps and plain and with_register.bit_count() <= MAX_AVOIDED:
         avoided = nodes.index.values_on(with_register, HOSTNAME)
@@ -94,7 +94,7 @@ def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str
             return ServedBy(plain, None, tuple(sorted(map(str, avoided))))
     # A node with a register (a vendor's list of its cards) serves only pods of the vendor's scheduler. A pod cannot
     # have two schedulers.
-    return ServedBy(0 if own and placing else with_register, placing)
+    return ServedBy(0 if own and scheduler else with_register, scheduler)
 
 
 def reaches(pod: Pod, nodes: Nodes, key: str, values: Iterable[str]) -> bool:
@@ -104,14 +104,14 @@ def reaches(pod: Pod, nodes: Nodes, key: str, values: Iterable[str]) -> bool:
     return any(nodes.index.matching(term, among) for term in selection.terms)
 
 
-def unserved(model: str, request: PodRequest, nodes: Nodes, placing: str | None) -> str:
+def unserved(model: str, request: PodRequest, nodes: Nodes, scheduler: str | None) -> str:
     """Return the message that no existing node of a model can serve the pod.
 
     The cause is a missing register (a vendor's list of the node's cards), or the scheduler that the pod names.
-    ``placing``: the scheduler that places pods on the nodes.
+    ``scheduler``: the scheduler that places pods on the nodes.
     """
     if not request.registered:
-        other = placing or "another scheduler"
+        other = scheduler or "another scheduler"
         return f"{model} is excluded, because only {other} places pods on its nodes that the pod may use"
     names = " and ".join(each.display_name for each in request.registered if each.name in nodes.registered)
     return f"{model} is excluded, because no node that the pod may use has a register of {names}"
@@ -135,14 +135,14 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     why_not_ready: Callable[[str], str] | None = None
     """Returns why no node of the given model can take the pod now; None if the nodes are unknown."""
 
-    def options(self, quota: NamespaceQuota, asked: ChargeOn, usage: Mapping[str, Usage]) -> list[Option]:
+    def options(self, quota: NamespaceQuota, charge_on: ChargeOn, usage: Mapping[str, Usage]) -> list[Option]:
         found, total_usage = [], functools.partial(all_models, usage.values())
         for model in self.models:
             waits = functools.partial(self.why_not_ready, model) if self.why_not_ready else str
             used, ready = usage.get(model, Usage()), model in self.ready
             found.append(
                 Option(
-                    *(model, asked(model), quota.limits[model], used, ready, waits),
+                    *(model, charge_on(model), quota.limits[model], used, ready, waits),
                     *(quota.total, total_usage, quota.team),
                 )
             )
@@ -216,12 +216,12 @@ def find_candidates(
     request: PodRequest,
     quota: NamespaceQuota,
     nodes: Nodes,
-    placing: str | None = None,
+    scheduler: str | None = None,
     *,
     states: NodeStates = NodeStates(),  # noqa: B008  # it is immutable
     check: Check = no_check,
 ) -> Candidates:
-    """Return the models of the quota that a pod may use. ``placing``: the scheduler for the pod's GPU resources.
+    """Return the models of the quota that a pod may use. ``scheduler``: the scheduler for the pod's GPU resources.
 
     ``states``: the states of ``nodes``. They decide for which models a node can take the pod now. If the quota requires
     nodes, they also exclude models.
@@ -243,14 +243,14 @@ def find_candidates(
     having = {model: nodes.having(model) for model in quota.limits}
     reach = _reach_of(selection, quota, nodes, having=having, check=check)
     on = {model: every & reach.nodes for model, every in having.items()}
-    serving = {model: find_serving(pod, request, having[model], nodes, placing).nodes & on[model] for model in on}
+    serving = {model: find_serving(pod, request, having[model], nodes, scheduler).nodes & on[model] for model in on}
     taking, offering = states.take(pod.spec.tolerations, check), states.offer(request.resources)
 
     def exclusion(model: str) -> str | None:
         if excluded := unwanted[model] or reach.exclusion(model, quota):
             return excluded
         if on[model] and not serving[model]:
-            return unserved(model, request, nodes, placing)
+            return unserved(model, request, nodes, scheduler)
         required = quota.require_nodes and nodes.labels and not serving[model] & offering
         return _not_offered(model, request) if required else None
 

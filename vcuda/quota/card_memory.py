@@ -28,15 +28,15 @@ def with_card_memory(quota: Quota, memory_of: _MemoryOf) -> Quota:
     """
     faults: list[Fault] = []
 
-    def stated(place: KeyPath, limits: Mapping[str, Limit]) -> Mapping[str, Limit]:
+    def stated(path: KeyPath, limits: Mapping[str, Limit]) -> Mapping[str, Limit]:
         alone = [model for model, limit in limits.items() if limit.cores is None]
-        faults.extend(_missing((*place, model), model) for model in alone if not memory_of(model))
+        faults.extend(_missing((*path, model), model) for model in alone if not memory_of(model))
         return {**limits, **{model: Limit(None, limits[model].memory, memory_of(model)) for model in alone}}
 
-    def priced(entry: NamespaceQuota, *place: str) -> NamespaceQuota:
-        limits = stated((*place, "quota"), entry.limits)
+    def priced(entry: NamespaceQuota, *path: str) -> NamespaceQuota:
+        limits = stated((*path, "quota"), entry.limits)
         grants = (
-            replace(each, limits=stated((*place, "grants", at), each.limits)) for at, each in enumerate(entry.grants)
+            replace(each, limits=stated((*path, "grants", at), each.limits)) for at, each in enumerate(entry.grants)
         )
         return replace(entry, limits=limits, grants=tuple(grants))
 
@@ -56,9 +56,9 @@ def with_card_memory(quota: Quota, memory_of: _MemoryOf) -> Quota:
     return replace(quota, default=default, namespaces=namespaces, teams=teams)
 
 
-def _missing(place: KeyPath, model: str) -> Fault:
+def _missing(path: KeyPath, model: str) -> Fault:
     return Fault(
-        path_of(place),
+        path_of(path),
         f"must have `cards`, because `gpu_models` does not state the memory of one {model} card. "
         f"Alternatively, add the memory to `gpu_models`, for example {model}: {{memory: 80Gi}}",
     )

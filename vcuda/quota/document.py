@@ -41,7 +41,7 @@ from vcuda.quota.teams import TeamEntry
 from vcuda.quota.times import UTC
 from vcuda.quota.values import LimitEntry, WrongValueError, printable, raise_faults, sentence
 from vcuda.quota.well_known import NAMESPACE_RULE, SYSTEM_NAMESPACES, is_namespace_name
-from vcuda.quota.yaml import KeyPath, PlacedFault, Plain, read_content
+from vcuda.quota.yaml import KeyPath, PathFault, Plain, read_content
 
 T = TypeVar("T")
 
@@ -75,8 +75,8 @@ def check_text(text: str, read: Callable[[Plain], T], sentence_of: Callable[[Err
         found = read({} if tree is None else tree)
     except pydantic.ValidationError as error:
         for details in error.errors(include_url=False):
-            place = details["loc"]
-            faults += ((place[:-1] if place[-1:] == (_KEY,) else place, sentence_of(details)),)
+            path = details["loc"]
+            faults += ((path[:-1] if path[-1:] == (_KEY,) else path, sentence_of(details)),)
     if faults:
         raise errors.QuotaFault(_in_document_order(tree, faults))
     return found
@@ -107,33 +107,33 @@ _ENTRY_SHAPES = (
 """The error messages if the document, or the entry of a namespace, is not a mapping."""
 
 
-def _in_document_order(tree: Plain, faults: tuple[PlacedFault, ...]) -> tuple[errors.Fault, ...]:
+def _in_document_order(tree: Plain, faults: tuple[PathFault, ...]) -> tuple[errors.Fault, ...]:
     # The faults of the YAML parser and of pydantic are sorted together, because people correct a document from the top.
-    order = {place: at for at, place in enumerate(_places(tree, ()))}
+    order = {path: at for at, path in enumerate(_paths(tree, ()))}
     ordered = sorted(faults, key=lambda fault: order.get(fault[0], order.get(fault[0][:-1], 0)))
-    return tuple(errors.Fault(path_of(place), message) for place, message in ordered)
+    return tuple(errors.Fault(path_of(path), message) for path, message in ordered)
 
 
-def _places(tree: Plain, place: KeyPath) -> Iterator[KeyPath]:
-    yield place
+def _paths(tree: Plain, path: KeyPath) -> Iterator[KeyPath]:
+    yield path
     children: Any = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, child in children:
-        yield from _places(child, (*place, key))
+        yield from _paths(child, (*path, key))
 
 
 _SIMPLE_KEY = re.compile(r"[-_*A-Za-z0-9]+")
 
 
-def path_of(place: KeyPath) -> str:
+def path_of(path: KeyPath) -> str:
     """Return the path of a value as text, for example ``team-a.quota.V100.cards``."""
     # In the returned path, brackets enclose a position in a list, or a key with characters such as dots.
-    path = ""
-    for step in place:
+    text = ""
+    for step in path:
         if isinstance(step, str) and _SIMPLE_KEY.fullmatch(step):
-            path += f".{printable(step)}" if path else printable(step)
+            text += f".{printable(step)}" if text else printable(step)
         else:
-            path += f"[{printable(str(step))}]"
-    return path
+            text += f"[{printable(str(step))}]"
+    return text
 
 
 def _read_entries(
@@ -169,12 +169,12 @@ def _entry_faults(
             found = entry.faults(zone)
         else:
             without_limits = "quota" not in entry.model_fields_set
-            others = team_entries.models_of(known[team]) if without_limits else ()
+            models = team_entries.models_of(known[team]) if without_limits else ()
             found = itertools.chain(
-                entry.faults(known[team].time_zone or zone, others), team_entries.entry_faults(entry, team, known[team])
+                entry.faults(known[team].time_zone or zone, models), team_entries.entry_faults(entry, team, known[team])
             )
-        for place, why in found:
-            yield (name, *place), why
+        for path, why in found:
+            yield (name, *path), why
 
 
 def is_empty(text: str) -> bool:

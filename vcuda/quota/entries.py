@@ -142,12 +142,12 @@ class QuotaEntry(StrictModel):
             grants=tuple(grant.in_zone(self.time_zone or zone) for grant in self.grants),
         )
 
-    def faults(self, zone: ZoneInfo, others: Collection[str] = ()) -> Iterator[tuple[KeyPath, str]]:
+    def faults(self, zone: ZoneInfo, team_models: Collection[str] = ()) -> Iterator[tuple[KeyPath, str]]:
         """Yield the faults between values of this entry, as pairs of a path below the entry and a message.
 
-        ``others``: the models of the entry's team, if the entry has no key ``quota``.
+        ``team_models``: the models of the entry's team, if the entry has no key ``quota``.
         """
-        models = dict.fromkeys((*self.quota, *(model for grant in self.grants for model in grant.limits), *others))
+        models = dict.fromkeys((*self.quota, *(model for grant in self.grants for model in grant.limits), *team_models))
         for model in self.order:
             if model not in models:
                 hint = suggestion(model, models) or f"supported models: {', '.join(models) or 'none'}"
@@ -155,8 +155,8 @@ class QuotaEntry(StrictModel):
         if self.total is not None and not models:
             why = "because the namespace must not use other models"
             yield (), f"`{TOTAL}` requires models in `quota` or `grants`, {why}"
-        for place, why in grant_faults(self.quota, self.grants, self.time_zone or zone):
-            yield ("grants", *place), why
+        for path, why in grant_faults(self.quota, self.grants, self.time_zone or zone):
+            yield ("grants", *path), why
 
 
 class NamespaceEntry(QuotaEntry):

@@ -177,13 +177,13 @@ def grant_faults(
             yield from _unlike((at, model), added, first.setdefault(model, added))
 
 
-def _unlike(place: KeyPath, added: LimitEntry, limited: LimitEntry) -> Iterator[tuple[KeyPath, str]]:
+def _unlike(path: KeyPath, added: LimitEntry, limited: LimitEntry) -> Iterator[tuple[KeyPath, str]]:
     if limited.memory is not None and added.memory is None:
         example = "{memory: 80Gi}" if limited.cards is None else "{cards: 4, memory: 80Gi}"
-        yield place, f"memory is required, because this model's memory is limited, for example {example}"
+        yield path, f"memory is required, because this model's memory is limited, for example {example}"
     elif limited.memory is None and added.memory is not None:
-        yield (*place, "memory"), "must not be set, because this model's memory is not limited"
+        yield (*path, "memory"), "must not be set, because this model's memory is not limited"
     if limited.cards is not None and added.cards is None:
-        yield place, "cards are required, because this model's cards are limited"
+        yield path, "cards are required, because this model's cards are limited"
     elif limited.cards is None and added.cards is not None and added.memory is not None:
-        yield (*place, "cards"), "must not be set, because this model's cards are not limited"
+        yield (*path, "cards"), "must not be set, because this model's cards are not limited"

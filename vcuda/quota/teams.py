@@ -90,13 +90,13 @@ def _faults(teams: Mapping[str, TeamEntry], system: Collection[str], zone: ZoneI
         if not team.namespaces:
             yield (name, "namespaces"), 'must have at least one namespace, for example [vision-train, "vision-dev-*"]'
         for at, item in enumerate(team.namespaces):
-            place = (name, "namespaces", at)
+            path = (name, "namespaces", at)
             if matched := _matched(item, system):
-                yield place, f"must not match the system namespace {matched}"
+                yield path, f"must not match the system namespace {matched}"
             if item in teams and item != name:
-                yield place, f"must not be the name of another team, because a team has no teams; see {team_path(item)}"
+                yield path, f"must not be the name of another team, because a team has no teams; see {team_path(item)}"
             elif item in first:
-                yield place, f"duplicate namespace {item}; {first[item]} lists it too"
+                yield path, f"duplicate namespace {item}; {first[item]} lists it too"
             first.setdefault(item, f"{team_path(name)}.namespaces[{at}]")
         for below, why in team.faults(zone):
             yield (name, *below), why
@@ -114,19 +114,19 @@ def members_of(teams: Mapping[str, TeamEntry]) -> Members:
 
 def entry_faults(entry: NamespaceEntry, name: str, team: TeamEntry) -> Iterator[tuple[KeyPath, str]]:
     """Yield the faults of a member's entry that contradict the team, as pairs of a path and a message."""
-    path, models = team_path(name), models_of(team)
+    in_team, models = team_path(name), models_of(team)
     written = entry.model_fields_set
     if "mode" in written and entry.mode.is_softer_than(team.mode):
-        yield ("mode",), f"must not be less strict than {path}.mode, which is {team.mode}; got {entry.mode}"
+        yield ("mode",), f"must not be less strict than {in_team}.mode, which is {team.mode}; got {entry.mode}"
     if "grants" in written and "quota" not in written:
-        yield ("grants",), f"must not be set without `quota`, because the entry has the limits of {path}.quota"
+        yield ("grants",), f"must not be set without `quota`, because the entry has the limits of {in_team}.quota"
     named: list[tuple[KeyPath, Any]] = [(("quota",), entry.quota)]
     named += [(("grants", at), grant.limits) for at, grant in enumerate(entry.grants)]
-    for place, limits in named:
+    for path, limits in named:
         for model in limits:
             if model not in models:
                 supported = listed(models, MAX_MODELS_SHOWN)
-                yield (*place, model), f"must be a model of {path}.quota; supported models: {supported}"
+                yield (*path, model), f"must be a model of {in_team}.quota; supported models: {supported}"
 
 
 def models_of(team: TeamEntry) -> Collection[str]:

@@ -141,8 +141,8 @@ def suggestion(written: object, known: Iterable[str]) -> str:
 def raise_faults(faults: Iterable[tuple[KeyPath, str]]) -> None:
     """Raise pydantic's ValidationError with all ``faults``, pairs of path and message, if there are any."""
     lines = [
-        InitErrorDetails(type=PydanticCustomError("value_error", "{error}", {"error": why}), loc=place, input=None)
-        for place, why in faults
+        InitErrorDetails(type=PydanticCustomError("value_error", "{error}", {"error": why}), loc=path, input=None)
+        for path, why in faults
     ]
     if lines:
         raise ValidationError.from_exception_data("quota", lines)

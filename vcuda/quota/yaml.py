@@ -26,11 +26,11 @@ Plain = None | bool | Decimal | str | list["Plain"] | dict[str, "Plain"]
 KeyPath = tuple[str | int, ...]
 
 
-PlacedFault = tuple[KeyPath, str]
+PathFault = tuple[KeyPath, str]
 """A fault in a document: the keys and list positions that lead to the faulty value, and the message."""
 
 
-def read_content(text: str) -> tuple[Plain, tuple[PlacedFault, ...]]:
+def read_content(text: str) -> tuple[Plain, tuple[PathFault, ...]]:
     """Return the content of a document (None if empty) and its faults. Raises QuotaFault if it cannot be parsed."""
     if len(text) > MAX_TEXT:
         _reject(f"the document must not be longer than {MAX_TEXT} characters; got {len(text)}")
@@ -170,18 +170,18 @@ class _Walk:
     """Converts nodes of YAML or JSON to plain values, and collects the faults."""
 
     def __init__(self) -> None:
-        self.faults: list[PlacedFault] = []
+        self.faults: list[PathFault] = []
         self._entries = 0
 
-    def plain(self, node: Any, place: KeyPath, depth: int) -> Plain:
+    def plain(self, node: Any, path: KeyPath, depth: int) -> Plain:
         """Return ``node`` as a plain value, without merge keys and duplicate keys. ``depth``: its level of nesting."""
         children = node.value if isinstance(node, yaml.CollectionNode) else node
         if not isinstance(children, list):
             return _scalar(node)
         self._count(len(children), depth)
         if isinstance(node, yaml.MappingNode | _Pairs):
-            return self._mapping(children, place, depth + 1)
-        return [self.plain(item, (*place, at), depth + 1) for at, item in enumerate(children)]
+            return self._mapping(children, path, depth + 1)
+        return [self.plain(item, (*path, at), depth + 1) for at, item in enumerate(children)]
 
     def _count(self, entries: int, depth: int) -> None:
         # Each use of a YAML alias counts as a full copy: ten lines with ten aliases each can make 10^10 entries.
@@ -191,7 +191,7 @@ class _Walk:
         if depth >= MAX_DEPTH:
             raise RecursionError
 
-    def _mapping(self, pairs: list[tuple[Any, Any]], place: KeyPath, depth: int) -> Plain:
+    def _mapping(self, pairs: list[tuple[Any, Any]], path: KeyPath, depth: int) -> Plain:
         own: dict[str, Plain] = {}
         merged: list[Any] = []
         for key, node in pairs:
@@ -200,23 +200,23 @@ class _Walk:
                 continue
             name = _encodable(key.value if isinstance(key, yaml.ScalarNode) else key)
             if name in own:
-                self.faults.append(((*place, name), "duplicate key; each key must be written once"))
+                self.faults.append(((*path, name), "duplicate key; each key must be written once"))
             else:
-                own[name] = self.plain(node, (*place, name), depth)
+                own[name] = self.plain(node, (*path, name), depth)
         if len(merged) > 1:
             fault = "duplicate key; write one key `<<` with a list, for example <<: [*a, *b]"
-            self.faults.append(((*place, "<<"), fault))
+            self.faults.append(((*path, "<<"), fault))
         for node in merged:
-            self._merge(own, node, place, depth)
+            self._merge(own, node, path, depth)
         return own
 
-    def _merge(self, own: dict[str, Plain], node: yaml.Node, place: KeyPath, depth: int) -> None:
+    def _merge(self, own: dict[str, Plain], node: yaml.Node, path: KeyPath, depth: int) -> None:
         """Add the content of a merge key (``<<``) to ``own``. As YAML specifies, existing keys are not replaced."""
         self._count(1, depth)
         for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
-            inherited = self.plain(source, place, depth)
+            inherited = self.plain(source, path, depth)
             if not isinstance(inherited, dict):
-                self.faults.append(((*place, "<<"), "must be an alias of a mapping, for example <<: *name"))
+                self.faults.append(((*path, "<<"), "must be an alias of a mapping, for example <<: *name"))
                 continue
             for key, value in inherited.items():
                 own.setdefault(key, value)

@@ -163,11 +163,11 @@ def find_unlimited(annotations: Mapping[str, str]) -> Iterator[Bypass]:
 
 
 def _of_container(path: str, container: Container, judge: _Judge) -> Iterator[Bypass]:
-    asked = [name for name, quantity in resources_of(container).items() if quantity not in NONE]
-    yield from _unknown_resources(path, asked, judge)
+    resources = [name for name, quantity in resources_of(container).items() if quantity not in NONE]
+    yield from _unknown_resources(path, resources, judge)
     yield from _privileged(path, container.security_context)
-    takes_gpus = any(map(judge.known.counts, asked)) or bool(container.resources and container.resources.claims)
-    yield from _variables(path, container, asked, judge, takes_gpus=takes_gpus)
+    takes_gpus = any(map(judge.known.counts, resources)) or bool(container.resources and container.resources.claims)
+    yield from _variables(path, container, resources, judge, takes_gpus=takes_gpus)
     if not takes_gpus:
         return
     for index, mount in enumerate(container.volume_mounts or ()):
@@ -177,12 +177,12 @@ def _of_container(path: str, container: Container, judge: _Judge) -> Iterator[By
 
 
 def _variables(
-    path: str, container: Container, asked: Collection[str], judge: _Judge, *, takes_gpus: bool
+    path: str, container: Container, resources: Collection[str], judge: _Judge, *, takes_gpus: bool
 ) -> Iterator[Bypass]:
     variables = container.env or ()
     exposed = False
     if any(map(runtime_devices.makes_legacy_image, variables)):
-        exposed = not (runtime_devices.is_covered(asked, judge.known) or runtime_devices.hides_cards(variables))
+        exposed = not (runtime_devices.is_covered(resources, judge.known) or runtime_devices.hides_cards(variables))
     for index, variable in enumerate(variables):
         field = f"{path}.env[{index}]"
         if runtime_devices.gives_devices(variable):
@@ -233,11 +233,11 @@ def _privilege_of(context: SecurityContext | None) -> str:
     return "windowsOptions.hostProcess" if context.windows_options and context.windows_options.host_process else ""
 
 
-def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iterator[Bypass]:
+def _unknown_resources(path: str, resources: Collection[str], judge: _Judge) -> Iterator[Bypass]:
     known = judge.known
-    schemes = dict.fromkeys(known.scheme_of[name] for name in asked if name in known.scheme_of)
-    without_count = [scheme for scheme in schemes if scheme.count and scheme.count not in asked]
-    for name in asked:
+    schemes = dict.fromkeys(known.scheme_of[name] for name in resources if name in known.scheme_of)
+    without_count = [scheme for scheme in schemes if scheme.count and scheme.count not in resources]
+    for name in resources:
         scheme = _uncounted(without_count, name, known) if without_count else None
         # An extended resource of a DeviceClass may have any name. It may be a GPU, so it must have a known charge.
         of_class = name in judge.extended and name not in known.scheme_of and known.unit_of(name) is None

@@ -147,18 +147,18 @@ def _read_models(tree: Plain, limited: Iterable[str]) -> CardModels:
         found = error.errors(include_url=False)
         raise_faults((_in_text(details["loc"], bare), _sentence(details)) for details in found)
     rows = {name: entry.row for name, entry in entries.items()}
-    raise_faults((_in_text(place, bare), why) for place, why in _overlaps(rows, limited))
+    raise_faults((_in_text(path, bare), why) for path, why in _overlaps(rows, limited))
     return CardModels(rows)
 
 
-def _in_text(place: KeyPath, bare: set[str]) -> KeyPath:
-    return (place[0], *place[2:]) if place[:1] and place[0] in bare and "products" in place[1:2] else place
+def _in_text(path: KeyPath, bare: set[str]) -> KeyPath:
+    return (path[0], *path[2:]) if path[:1] and path[0] in bare and "products" in path[1:2] else path
 
 
 class _Claimed(NamedTuple):
     """A product name, or a pattern of product names, that belongs to a GPU model."""
 
-    place: KeyPath
+    path: KeyPath
     model: str
     name: str
 
@@ -203,10 +203,10 @@ def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterato
                     f"a product must belong to only one model: {brief(own.name)} also matches {printable(both)}, which "
                     f"{owner}. Make the pattern more specific, for example NVIDIA-A100-*GB"
                 )
-                yield own.place, message
+                yield own.path, message
                 break
         if any((each.model, each.name) == (own.model, own.name) for each in products[:number]):
-            yield own.place, "duplicate product; each product must be listed once"
+            yield own.path, "duplicate product; each product must be listed once"
 
 
 def _common(one: str, other: str) -> str | None:

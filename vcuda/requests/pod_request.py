@@ -155,21 +155,21 @@ def resources_of(container: Container) -> Mapping[str, Quantity]:
 
 def read_request(pod: Pod, known: GpuResources = BUILT_IN, check: Check = no_check) -> PodRequest:
     containers = tuple(pod.all_containers())
-    asked = [_read_container(path, container, known) for path, container in containers]
-    requests = [request for request in asked if request]
+    by_container = [_read_container(path, container, known) for path, container in containers]
+    requests = [request for request in by_container if request]
     schemes = _in_order(request.scheme for request in requests if request.scheme)
     faults = [fault for request in requests for fault in request.faults]
     kinds: dict[str, list[tuple[str, Container, ContainerCharge]]] = {}
-    for (path, container), request in zip(containers, asked, strict=True):
+    for (path, container), request in zip(containers, by_container, strict=True):
         if request:
             for kind in request.charges:
                 kinds.setdefault(kind, []).append((path, container, request))
 
     profiles = [kind for kind in kinds if kind.startswith(PROFILE)]
-    others = [kind for kind in kinds if not kind.startswith(PROFILE)] if profiles else kinds
+    unsliced = [kind for kind in kinds if not kind.startswith(PROFILE)] if profiles else kinds
 
     def charge_of(value: CardValue) -> Charge:
-        return total(_effective_charge(kinds[kind], kind, value) for kind in others)
+        return total(_effective_charge(kinds[kind], kind, value) for kind in unsliced)
 
     card_values = known.card_values if any(request.plain or request.by_memory for request in requests) else {}
     different = {*card_values.values(), CardValue()}
@@ -196,7 +196,7 @@ def read_request(pod: Pod, known: GpuResources = BUILT_IN, check: Check = no_che
         tuple(dict.fromkeys(limits for request in requests for limits in request.limits)),
         max((request.memory_per_card for request in requests), default=0),
         _in_order(each.scheme for each in requests if each.scheme and each.needs_register),
-        _needed([*(each.main_resource for each in schemes), *_units(kinds, schemes)], containers, asked),
+        _needed([*(each.main_resource for each in schemes), *_units(kinds, schemes)], containers, by_container),
     )
 
 
@@ -210,13 +210,13 @@ def _units(kinds: Iterable[str], schemes: Iterable[Scheme]) -> Iterator[str]:
 
 
 def _needed(
-    names: Iterable[str], containers: Iterable[tuple[str, Container]], asked: Iterable[ContainerCharge | None]
+    names: Iterable[str], containers: Iterable[tuple[str, Container]], by_container: Iterable[ContainerCharge | None]
 ) -> dict[str, int]:
     # The scheduler adds up the requests of a pod's sidecars. Here each init container, also a sidecar, counts alone. So
     # the amount may be too small.
     alone = dict.fromkeys(names, 1)
     together: dict[str, int] = {}
-    for (path, _), request in zip(containers, asked, strict=True):
+    for (path, _), request in zip(containers, by_container, strict=True):
         if request is None:
             continue
         is_init = path.startswith("spec.initContainers")
@@ -228,12 +228,12 @@ def _needed(
     return {name: max(amount, together.get(name, 0)) for name, amount in alone.items()}
 
 
-def _effective_charge(asking: Iterable[tuple[str, Container, ContainerCharge]], kind: str, value: CardValue) -> Charge:
+def _effective_charge(parts: Iterable[tuple[str, Container, ContainerCharge]], kind: str, value: CardValue) -> Charge:
     # The scheduler counts each resource separately, as the larger of two sums (KEP-753, k8s.io/component-helpers
     # `resource.PodRequests`). The first sum has all containers and sidecars. The second sum has one init container and
     # the sidecars that start before it.
     together = largest = Charge()
-    for path, container, request in asking:
+    for path, container, request in parts:
         charge = request.charge(kind, value)
         if not path.startswith("spec.initContainers"):
             together += charge
@@ -293,8 +293,8 @@ def _plain_kind(resources: Mapping[str, Quantity], scheme: Scheme | None) -> str
     # cores or memory, even 0, these amounts determine the charge.
     if scheme is None or not scheme.counts_plain_cards:
         return PLAIN_CARDS
-    others = (name for name in scheme.resources if name != scheme.count)
-    return "" if any(name in resources for name in others) else scheme.name
+    rest = (name for name in scheme.resources if name != scheme.count)
+    return "" if any(name in resources for name in rest) else scheme.name
 
 
 def _amounts(base: str, resources: Mapping[str, Quantity], known: GpuResources) -> tuple[dict[str, int], list[Fault]]:
@@ -317,10 +317,10 @@ def _amounts(base: str, resources: Mapping[str, Quantity], known: GpuResources) 
     return amounts, sorted(faults)
 
 
-def _read_units(asked: Mapping[str, int], known: GpuResources) -> tuple[dict[str, Charge], int]:
+def _read_units(amounts: Mapping[str, int], known: GpuResources) -> tuple[dict[str, Charge], int]:
     charges: dict[str, Charge] = {}
     per_card = 0
-    for name, count in asked.items():
+    for name, count in amounts.items():
         value = known.unit_of(name) if name not in known.scheme_of else None
         if value is None:
             continue
@@ -331,10 +331,10 @@ def _read_units(asked: Mapping[str, int], known: GpuResources) -> tuple[dict[str
     return charges, per_card
 
 
-def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Charge, int, list[Fault]]:
+def _read_cores(base: str, scheme: Scheme, amounts: Mapping[str, int]) -> tuple[Charge, int, list[Fault]]:
     # For gpu-manager, fewer than 100 cores are a share of one card. Multiples of 100 are whole cards.
-    cores = asked.get(scheme.cores, 0)
-    memory = asked.get(scheme.memory, 0) * scheme.memory_unit
+    cores = amounts.get(scheme.cores, 0)
+    memory = amounts.get(scheme.memory, 0) * scheme.memory_unit
     faults = []
     if not cores:
         faults.append(
@@ -354,16 +354,16 @@ def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Ch
     return Charge(cores, 0, card_memory=cores), cores, faults
 
 
-def _read_counted(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Charge, int, list[Fault]]:
+def _read_counted(base: str, scheme: Scheme, amounts: Mapping[str, int]) -> tuple[Charge, int, list[Fault]]:
     # The request states a number of vGPUs, and the share of a card for each vGPU.
     # - A request without a number is for one vGPU, because the vendors' webhooks add 1 (HAMi `MutateAdmission`).
     # - A vGPU without cores, or with 0 cores, may use all cores of its card, and is charged all cores.
     # - A vGPU without memory, or with 100 cores, gets all memory of its card. 100 cores request the card exclusively
     #   (HAMi `Coresreq=100`). Then the requested memory has no effect.
-    count = asked.get(scheme.count or "", 1)
-    cores = asked.get(scheme.cores, 0)
-    percentage = asked.get(scheme.memory_percentage or "", 0)
-    memory = asked.get(scheme.memory, 0) * scheme.memory_unit
+    count = amounts.get(scheme.count or "", 1)
+    cores = amounts.get(scheme.cores, 0)
+    percentage = amounts.get(scheme.memory_percentage or "", 0)
+    memory = amounts.get(scheme.memory, 0) * scheme.memory_unit
     faults = []
     if cores > CORES_PER_CARD:
         faults.append(_fault(base, scheme.cores, f"a vGPU must have at most 100 cores (one card); got {cores}"))

@@ -106,9 +106,9 @@ def product_matcher(patterns: Iterable[Iterable[str]]) -> Callable[[str], re.Mat
 def _regex_of(pattern: str) -> str:
     # Each part of a pattern between two `*` is matched only at its first occurrence. To try every occurrence would take
     # very long for some names, and a user could write such a name into a pod.
-    first, *others = pattern.split("*")
-    inner = "".join(f"(?>.*?{_literal(part)})" for part in others[:-1] if part)
-    return _literal(first) + (f"{inner}.*{_literal(others[-1])}" if others else "")
+    first, *rest = pattern.split("*")
+    inner = "".join(f"(?>.*?{_literal(part)})" for part in rest[:-1] if part)
+    return _literal(first) + (f"{inner}.*{_literal(rest[-1])}" if rest else "")
 
 
 def _literal(text: str) -> str:

@@ -152,9 +152,9 @@ def _taken_twice(
     users = [(resource, scheme.name) for scheme in schemes for resource in scheme.resources]
     for name, entry in entries.items():
         for key, resource in entry.names.items():
-            others = [user for taken, user in users if taken == resource]
-            if len(others) > 1:
-                whose = next((user for user in others if user != name), name)
+            rivals = [user for taken, user in users if taken == resource]
+            if len(rivals) > 1:
+                whose = next((user for user in rivals if user != name), name)
                 yield (name, "resources", key), f"{resource} is already a resource of scheme {whose}"
 
 

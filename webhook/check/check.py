@@ -125,8 +125,8 @@ async def decide_workloads(
                 decided.setdefault(decision[1].object, []).append(decision)
         for decisions in decided.values():
             for _, alike in groupby(decisions, key=lambda decision: decision[0]):
-                (_, first), *others = alike
-                rows.append(msgspec.structs.replace(first, count=1 + len(others)))
+                (_, first), *rest = alike
+                rows.append(msgspec.structs.replace(first, count=1 + len(rest)))
     return rows
 
 

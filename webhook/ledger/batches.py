@@ -127,8 +127,8 @@ def decide(ledger: Ledger, request: ChargeRequest, others: Mapping[str, Charge] 
 
     ``others``: by model, what the other namespaces of the team may use; None to leave out the limits of the team.
     """
-    asked, quota = Pending(request.model, request.charge, request.grace), request.quota
-    decision = admit(ledger, request.uid, asked, quota, enforced=quota.mode is Mode.ENFORCE, others=others)
+    entry, quota = Pending(request.model, request.charge, request.grace), request.quota
+    decision = admit(ledger, request.uid, entry, quota, enforced=quota.mode is Mode.ENFORCE, others=others)
     return decision if isinstance(decision, Admitted | Rejected) else CROWDED
 
 

@@ -264,7 +264,7 @@ class ReplicaReservation:
         # A reservation that was sized by an earlier, larger limit could admit a charge beyond the present limit.
         return self._basis == basis and (self._sent is None or self._sent.basis == basis)
 
-    def spend(self, uid: str, asked: Pending, created: float) -> bool:
+    def spend(self, uid: str, entry: Pending, created: float) -> bool:
         """Admit a charge from the reservation and return True. Return False if the ledger must be written first.
 
         ``created``: the creationTimestamp of the pod or claim, in Unix seconds.
@@ -274,11 +274,11 @@ class ReplicaReservation:
         if self._clock() > self._until or created > self._created_until:
             return False
         if uid not in self.spent:
-            left = self._left.get(asked.model, Charge())
-            if not left.covers(asked.charge):
+            left = self._left.get(entry.model, Charge())
+            if not left.covers(entry.charge):
                 return False
-            self.spent[uid] = asked
-            self._left[asked.model] = left - asked.charge
+            self.spent[uid] = entry
+            self._left[entry.model] = left - entry.charge
         return True
 
     def observe(self, ledger: Ledger) -> None:
@@ -311,8 +311,8 @@ class ReplicaReservation:
         """Return the ledger without this replica's reservation. The charges admitted from it become pending charges."""
         if self.replica not in ledger.reserved and not self.spent:
             return ledger
-        others = {replica: each for replica, each in ledger.reserved.items() if replica != self.replica}
-        return msgspec.structs.replace(ledger, reserved=others, pending={**self.spent, **ledger.pending})
+        rest = {replica: each for replica, each in ledger.reserved.items() if replica != self.replica}
+        return msgspec.structs.replace(ledger, reserved=rest, pending={**self.spent, **ledger.pending})
 
     def send(
         self, ledger: Ledger, charges: Mapping[str, Charge], basis: object = None, next_seconds: float = WRITE_SECONDS

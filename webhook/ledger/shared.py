@@ -8,7 +8,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from vcuda.kube import LedgerStore, Placing, TeamStore
+from vcuda.kube import LedgerStore, TeamMap, TeamStore
 from webhook.ledger.reservations import boot_seconds
 from webhook.metrics import LedgerMetrics
 
@@ -37,8 +37,8 @@ class Shared:
     """The objects that all ledgers share in one webhook replica.
 
     ``store`` reads and writes the ledgers. ``boot_clock`` also runs while the machine is suspended.
-    ``placing`` returns the teams of namespaces; None if they are unknown. ``leaving``: True if the replica is stopping.
-    It then reserves nothing. ``threads`` run reads and writes of ledgers.
+    ``team_map`` returns the teams of namespaces; None if they are unknown. ``leaving``: True if the replica is
+    stopping. It then reserves nothing. ``threads`` run reads and writes of ledgers.
     ``list_threads`` run LISTs.
     """
 
@@ -48,7 +48,7 @@ class Shared:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     boot_clock: Callable[[], float] = boot_seconds
     leaving: bool = False
-    placing: Callable[[], Placing | None] = lambda: None
+    team_map: Callable[[], TeamMap | None] = lambda: None
     # Each call to the API server blocks a thread. So the numbers of threads bound the number of concurrent calls. A
     # thread adds 50 µs to a call, which is little compared with the milliseconds of a write.
     threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(KUBE_THREADS, thread_name_prefix="ledger"))

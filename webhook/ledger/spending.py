@@ -80,9 +80,9 @@ class Spending:
     def record_demand(self, calls: Sequence[Charging], decisions: Sequence[Decision]) -> None:
         """Add the admitted charges to the measured demand, by which `plan` then sizes the next reservation."""
         for call, decision in zip(calls, decisions, strict=True):
-            asked = call.item
-            if isinstance(decision, Admitted) and not asked.dry_run and asked.model != NO_MODEL:
-                self.demand.add(asked.uid, asked.model, asked.charge)
+            request = call.item
+            if isinstance(decision, Admitted) and not request.dry_run and request.model != NO_MODEL:
+                self.demand.add(request.uid, request.model, request.charge)
         if calls:
             self.basis = self._basis_of(calls[-1].item)
 
@@ -105,5 +105,5 @@ class Spending:
         mark = self.release_request.again()
         return msgspec.structs.replace(ledger, waiting=mark) if mark else ledger
 
-    def _basis_of(self, asked: ChargeRequest) -> Basis:
-        return Basis(asked.quota, asked.counted_since, self._shared.store.resources().version)
+    def _basis_of(self, request: ChargeRequest) -> Basis:
+        return Basis(request.quota, request.counted_since, self._shared.store.resources().version)

@@ -104,7 +104,7 @@ class TeamAccount:
 
     async def _open(self) -> StoredTeam:
         shared = self._shared
-        return await shared.in_thread(shared.teams.open, self.team, shared.placing(), READ_TIMEOUT_SECONDS)
+        return await shared.in_thread(shared.teams.open, self.team, shared.team_map(), READ_TIMEOUT_SECONDS)
 
     def _remember(self, stored: StoredTeam) -> None:
         self._known, self._known_at = stored, self._shared.clock()

@@ -102,9 +102,9 @@ def written(verdict: Simple, review: Review | None = None) -> AdmissionResponse:
 def _over_quota(review: Review, shortages: Sequence[Shortage]) -> Rejection:
     """Return the rejection of an object for which no model has enough free quota. ``shortages``: one per model."""
     quota = review.policy.quota
-    raised = [(each, quota.of_team(each.team) if each.team else review.quota) for each in shortages]
-    grants = (grant_words.coming(of, each.model, quota.moment) for each, of in raised if not each.of_total)
-    later = any(grant_words.makes_room(of, shortage, quota.moment) for shortage, of in raised)
+    exceeded_in = [(each, quota.of_team(each.team) if each.team else review.quota) for each in shortages]
+    grants = (grant_words.coming(of, each.model, quota.moment) for each, of in exceeded_in if not each.of_total)
+    later = any(grant_words.makes_room(of, shortage, quota.moment) for shortage, of in exceeded_in)
     released = [DELETED_RELEASED] if any(shortage.rests_on_terminating for shortage in shortages) else []
     message = "; ".join([exceeded(review.namespace, *shortages, later=later), *filter(None, grants), *released])
     return Rejection(Outcome.OVER_QUOTA, message, model=shortages[0].model)

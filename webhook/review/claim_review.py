@@ -65,19 +65,19 @@ def read(request: AdmissionRequest, policy: PolicySnapshot, _check: Check = no_c
         return misnamed or AdmissionResponse(Outcome.UNLIMITED)
     try:
         metadata, digest, annotations, under = _decode(request)
-        asked = read_claim(digest, policy.claim_policy)
+        claim_request = read_claim(digest, policy.claim_policy)
     except UNDECODABLE as error:
         return decisions.unread(kind, error, quota)
-    if not asked.entries and not asked.faults:
+    if not claim_request.entries and not claim_request.faults:
         return AdmissionResponse(Outcome.IGNORED)
-    rejections = find_unlimited(annotations) if asked.has_share else ()
+    rejections = find_unlimited(annotations) if claim_request.has_share else ()
     rejected = [each.fault for each in rejections if each.allowance not in quota.allow]
-    faults = tuple(Fault(f"{under}{path}", message) for path, message in (*asked.faults, *rejected))
-    scheme = ",".join(sorted({entry.found.driver or "" for entry in asked.entries}))
+    faults = tuple(Fault(f"{under}{path}", message) for path, message in (*claim_request.faults, *rejected))
+    scheme = ",".join(sorted({entry.found.driver or "" for entry in claim_request.entries}))
     # A claim never gets a 429, because the client would wait before it repeats the call. During such a wait, a
     # controller blocks one of its few workers, and the scheduler withholds devices from other pods.
     return ClaimReview(
-        *(request.namespace, quota, policy, faults, scheme, False), kind=kind, metadata=metadata, request=asked
+        *(request.namespace, quota, policy, faults, scheme, False), kind=kind, metadata=metadata, request=claim_request
     )
 
 
@@ -94,7 +94,7 @@ def _decode(request: AdmissionRequest) -> tuple[ObjectMeta, ClaimDigest, Mapping
 
 
 def find_claim_candidates(
-    asked: ClaimRequest,
+    request: ClaimRequest,
     quota: NamespaceQuota,
     annotations: Mapping[str, str] = MappingProxyType({}),
     nodes: Nodes = NO_NODES,
@@ -106,9 +106,9 @@ def find_claim_candidates(
     devices no node publishes are excluded too.
     """
     ordered, rule = ordered_models(annotations, quota)
-    absent = {model for model in quota.limits if nodes.labels and not asked.is_present(model)}
+    absent = {model for model in quota.limits if nodes.labels and not request.is_present(model)}
     excluded = dict.fromkeys(absent if quota.require_nodes else (), REQUIRED)
-    excluded |= {model: reason for model in quota.limits if (reason := asked.excludes(model))}
+    excluded |= {model: reason for model in quota.limits if (reason := request.excludes(model))}
     excluded |= dict.fromkeys(quota.limits.keys() - set(ordered), f"annotation {MODELS_ANNOTATION}")
     models = tuple(model for model in ordered if model not in excluded)
     reasons = {model: f"{model} is excluded by {excluded[model]}" for model in quota.limits if model in excluded}
@@ -121,7 +121,7 @@ def find_claim_candidates(
             return NO_DEVICES
         return "" if model in ready else closed.obstacle(having[model], {})
 
-    present = frozenset(filter(asked.is_present, ready))
+    present = frozenset(filter(request.is_present, ready))
     return Candidates(models, present, reasons, rule, why_not_ready=why_not_ready)
 
 
@@ -130,19 +130,19 @@ async def mutate(create: Creation, review: ClaimReview) -> Verdict:
     annotations, policy = review.metadata.annotations or {}, create.policy
     if review.kind == TEMPLATE:
         return AdmissionResponse(Outcome.IGNORED)
-    note = decisions.check_wish(review, annotations)
-    if isinstance(note, Rejection):
-        return note
+    warning = decisions.check_wish(review, annotations)
+    if isinstance(warning, Rejection):
+        return warning
     create.deadline.check(review.request.steps * len(review.quota.limits))
     candidates = find_claim_candidates(review.request, review.quota, annotations, policy.nodes, policy.states)
     if candidates.models:
         return await decisions.pin(
-            create, review, decisions.Allowed(candidates, review.request.charge, review.request.patch), note
+            create, review, decisions.Allowed(candidates, review.request.charge, review.request.patch), warning
         )
     sentence = candidates.sentence("claim", review.namespace, review.quota)
     if review.enforced:
         return Rejection(Outcome.NOT_ALLOWED, sentence)
-    warnings = review.warnings(note, f"{sentence}; {decisions.ADMITTED_ALL_THE_SAME}")
+    warnings = review.warnings(warning, f"{sentence}; {decisions.ADMITTED_ALL_THE_SAME}")
     return AdmissionResponse(Outcome.UNPINNED, warnings=warnings, scheme=review.scheme)
 
 
@@ -160,8 +160,8 @@ async def validate(create: Creation, review: ClaimReview) -> Verdict:
         return Rejection(Outcome.NOT_PINNED, "; ".join(tolerated))
     if model is None:
         return AdmissionResponse(Outcome.UNPINNED, warnings=review.warnings(*tolerated), scheme=review.scheme)
-    asked = Pending(model, review.request.charge(model))
-    return await decisions.charge(create, review, review.metadata, asked, tolerated)
+    entry = Pending(model, review.request.charge(model))
+    return await decisions.charge(create, review, review.metadata, entry, tolerated)
 
 
 def _not_pinned(review: ClaimReview, model: str | None) -> str:
@@ -174,13 +174,13 @@ def _not_pinned(review: ClaimReview, model: str | None) -> str:
 
 async def _check_template(review: ClaimReview, ledgers: Ledgers) -> Verdict:
     """Reject a template if its claims can never fit the quota. Warn if the claims must wait for free quota now."""
-    namespace, quota, asked = review.namespace, review.quota, review.request
+    namespace, quota, request = review.namespace, review.quota, review.request
     outcome, sentence, waits = Outcome.TEMPLATE, "", False
-    candidates = find_claim_candidates(asked, quota)
+    candidates = find_claim_candidates(request, quota)
     if not candidates.models:
         outcome, sentence = Outcome.NOT_ALLOWED, candidates.sentence("claim", namespace, quota)
-    elif not asked.faults:
-        options = candidates.options(quota, asked.charge, await ledgers.cached_usage(namespace))
+    elif not request.faults:
+        options = candidates.options(quota, request.charge, await ledgers.cached_usage(namespace))
         short = shortages_of(options)
         if len(short) == len(options):
             sentence, waits = exceeded(namespace, *short), not all(each.can_never_fit for each in short)

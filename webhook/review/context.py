@@ -100,10 +100,10 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
             states,
         )
 
-    def placing(self) -> kube.Placing | None:
+    def team_map(self) -> kube.TeamMap | None:
         """Return the teams of namespaces by the present quota; None until the quota has been read."""
         read = self.quota.in_force()
-        return kube.Placing(read.quota.members.team_of, read.quota.version) if read else None
+        return kube.TeamMap(read.quota.members.team_of, read.quota.version) if read else None
 
     def reflectors(self) -> Mapping[str, kube.Reflector[Any]]:
         """Return the running watches, by their names in the metrics."""

@@ -246,8 +246,8 @@ def check_wish(review: Review, annotations: Mapping[str, str]) -> str | Rejectio
     return wrong if review.enforced else f"{wrong.message}; {ADMITTED_ALL_THE_SAME}"
 
 
-async def pin(create: Creation, review: Review, allowed: Allowed, note: str) -> Verdict:
-    """Choose a model with enough free quota, and pin the object to it. ``note``: a warning for the owner, or empty.
+async def pin(create: Creation, review: Review, allowed: Allowed, warning: str) -> Verdict:
+    """Choose a model with enough free quota, and pin the object to it. ``warning``: a warning for the owner, or empty.
 
     Raises Unavailable if the ledger could not be read.
     """
@@ -268,7 +268,7 @@ async def pin(create: Creation, review: Review, allowed: Allowed, note: str) -> 
     return AdmissionResponse(
         Outcome.PINNED,
         patch=patch,
-        warnings=review.warnings(note, several, reason),
+        warnings=review.warnings(warning, several, reason),
         reason=choice.reason,
         model=choice.model,
         scheme=review.scheme,
@@ -315,21 +315,21 @@ async def _choose(create: Creation, review: Review, allowed: Allowed) -> Choice 
 
 
 async def charge(
-    create: Creation, review: Review, of: ObjectMeta, asked: Pending, tolerated: Sequence[str] = ()
+    create: Creation, review: Review, of: ObjectMeta, entry: Pending, tolerated: Sequence[str] = ()
 ) -> Verdict:
     """Charge the object with the metadata ``of``. Raises Unavailable if the ledger could not be read or written.
 
-    ``asked.grace``: the grace period of a pod. ``tolerated``: as in `AdmittedCharge`.
+    ``entry.grace``: the grace period of a pod. ``tolerated``: as in `AdmittedCharge`.
     """
     # The object's choice of a model at /mutate would be counted together with the charge, so remove the choice. A dry
     # run has recorded no choice and is not charged.
     if not create.request.dry_run:
-        create.choices.release(review.namespace, asked.model, asked.charge)
+        create.choices.release(review.namespace, entry.model, entry.charge)
     if not of.uid:
         # The ledger identifies a charge by the uid. The API server sets the uid after it has called mutating webhooks.
         message = f"the {create.request.kind.kind.lower()} has no uid yet; register this path as a validating webhook"
         return Rejection(Outcome.BAD_REQUEST, message)
-    return await _charge(create, review, of, asked, tolerated)
+    return await _charge(create, review, of, entry, tolerated)
 
 
 async def record_grace(create: Creation, review: Review, of: ObjectMeta, grace: int) -> Verdict | None:
@@ -345,7 +345,7 @@ async def record_grace(create: Creation, review: Review, of: ObjectMeta, grace: 
 
 
 async def _charge(
-    create: Creation, review: Review, of: ObjectMeta, asked: Pending, tolerated: Sequence[str] = ()
+    create: Creation, review: Review, of: ObjectMeta, entry: Pending, tolerated: Sequence[str] = ()
 ) -> Verdict:
     request, deadline = create.request, create.deadline
     created = math.inf
@@ -356,19 +356,19 @@ async def _charge(
             created = datetime.fromisoformat(of.creation_timestamp).timestamp()
     version, dry_run = review.policy.quota.version, bool(request.dry_run)
     charged = ChargeRequest(
-        *(review.namespace, of.uid, asked.model, asked.charge, review.quota, deadline.end),
-        *(version, dry_run, created, asked.grace if review.must_record(asked.grace) else 0),
+        *(review.namespace, of.uid, entry.model, entry.charge, review.quota, deadline.end),
+        *(version, dry_run, created, entry.grace if review.must_record(entry.grace) else 0),
     )
     deadline.check()
     if not dry_run:
         deadline.keep()
     match await create.ledgers.charge(charged):
         case Admitted() as admitted:
-            return AdmittedCharge(asked.model, admitted, tolerated)
+            return AdmittedCharge(entry.model, admitted, tolerated)
         case Rejected(shortage):
             return OverQuota((shortage,))
         case RetryLater(reason, soon):
             message = f"{reason}; try again in {RETRY_AFTER_SECONDS} s" if soon else reason
-            return Rejection(Outcome.BUSY, message, soon=soon, model=asked.model)
+            return Rejection(Outcome.BUSY, message, soon=soon, model=entry.model)
         case PutOff() as later:
             return later

@@ -99,5 +99,5 @@ def _is_rejected(pod: Pod, policy: PolicySnapshot, check: Check) -> bool:
     quota = policy.quota.for_namespace(pod.metadata.namespace)
     if quota is None or not could_reach_gpus(pod):
         return False
-    asked = read_request(pod, policy.resources, check)
-    return any(True for _ in faults_of(pod, asked, policy, quota.allow, check))
+    request = read_request(pod, policy.resources, check)
+    return any(True for _ in faults_of(pod, request, policy, quota.allow, check))

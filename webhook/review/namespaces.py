@@ -37,10 +37,10 @@ class ExistingNamespaces:
         known = self._known[namespace]
         if known.until <= self._clock():
             # All reviews of a namespace share one look-up, so that it takes only one of the few threads.
-            if known.asked is None or known.asked.done():
-                known.asked = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, namespace)
+            if known.call is None or known.call.done():
+                known.call = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, namespace)
             try:
-                known.exists = await asyncio.wait_for(asyncio.shield(known.asked), LOOK_UP_TIMEOUT_SECONDS)
+                known.exists = await asyncio.wait_for(asyncio.shield(known.call), LOOK_UP_TIMEOUT_SECONDS)
             except TimeoutError:
                 raise errors.Unavailable("too many namespaces are being looked up at once; retry") from None
             known.until = self._clock() + (FOUND_SECONDS if known.exists else MISSING_SECONDS)
@@ -58,4 +58,4 @@ class ExistingNamespaces:
 class _LookUp(msgspec.Struct):
     exists: bool = False
     until: float = -math.inf
-    asked: asyncio.Future[bool] | None = None
+    call: asyncio.Future[bool] | None = None

@@ -81,31 +81,31 @@ def read(request: AdmissionRequest, policy: PolicySnapshot, check: Check = no_ch
         return misnamed
     if quota is None:
         return AdmissionResponse(Outcome.UNLIMITED if requests_gpus(pod, policy.resources) else Outcome.IGNORED)
-    asked = read_request(pod, policy.resources, check)
+    gpus = read_request(pod, policy.resources, check)
     check()
     claims = bool(pod.spec.resource_claims and policy.claims)
-    charged = asked.asks or claims
-    faults = [*faults_of(pod, asked, policy, quota.allow, check)]
+    charged = gpus.asks or claims
+    faults = [*faults_of(pod, gpus, policy, quota.allow, check)]
     if charged and pod.spec.grace_seconds > policy.max_terminating:
         faults.append(Fault(GRACE, TOO_LONG.format(policy.max_terminating, pod.spec.grace_seconds)))
     if charged and ORPHAN in (pod.metadata.finalizers or ()):
         faults.append(Fault("metadata.finalizers", ORPHANS))
     check()
     # HAMi and NVIDIA's device plugin use one resource for whole cards. So the metrics name this resource, not a vendor.
-    plain = {each for each in asked.schemes if each.counts_plain_cards and each not in asked.registered}
-    names = [PLAIN_CARDS if each in plain else each.name for each in asked.schemes]
-    scheme = ",".join([*sorted(names), *["units"] * asked.by_units])
-    review = PodReview(request.namespace, quota, policy, tuple(faults), scheme, pod=pod, request=asked, claims=claims)
+    plain = {each for each in gpus.schemes if each.counts_plain_cards and each not in gpus.registered}
+    names = [PLAIN_CARDS if each in plain else each.name for each in gpus.schemes]
+    scheme = ",".join([*sorted(names), *["units"] * gpus.by_units])
+    review = PodReview(request.namespace, quota, policy, tuple(faults), scheme, pod=pod, request=gpus, claims=claims)
     needed = charged or (faults and review.enforced) or patches.unrecorded_patch(pod)
     return review if needed else _not_charged(review)
 
 
 def faults_of(
-    pod: Pod, asked: PodRequest, policy: PolicySnapshot, allow: Collection[Allowance], check: Check
+    pod: Pod, request: PodRequest, policy: PolicySnapshot, allow: Collection[Allowance], check: Check
 ) -> Iterator[Fault]:
-    yield from asked.faults
+    yield from request.faults
     extended = policy.claims.devices.extended_resources if policy.claims else None
-    for rejection in find_bypasses(pod, asked, policy.resources, policy.runtime_classes, extended):
+    for rejection in find_bypasses(pod, request, policy.resources, policy.runtime_classes, extended):
         check()
         if rejection.allowance not in allow:
             yield rejection.fault
@@ -148,20 +148,20 @@ def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:
 
 async def mutate(create: Creation, review: PodReview) -> Verdict:
     """Pin the pod to a model. Raises Unavailable if the ledger could not be read in time."""
-    asked, check = review.request, create.deadline.check
-    if not asked.asks:
+    request, check = review.request, create.deadline.check
+    if not request.asks:
         removed = patches.unrecorded_patch(review.pod)
         if not review.claims:
             return _not_charged(review, removed)
         # A pod that requests cards only by ResourceClaims is not pinned, because each of its claims is pinned.
         in_pools = patches.pools_patch(review.pod, review.quota.pools, create.policy.pin_settings, check)
         return AdmissionResponse(Outcome.CLAIMS, patch=[*in_pools, *removed], warnings=review.warnings())
-    note = decisions.check_wish(review, review.pod.annotations)
-    if isinstance(note, Rejection):
-        return note
+    warning = decisions.check_wish(review, review.pod.annotations)
+    if isinstance(warning, Rejection):
+        return warning
     allowed = _allowed(review, check)
     if allowed.candidates.models:
-        return await decisions.pin(create, review, allowed, note)
+        return await decisions.pin(create, review, allowed, warning)
     if review.enforced:
         return Rejection(Outcome.NOT_ALLOWED, allowed.candidates.sentence("pod", review.namespace, review.quota))
     # The quota only warns or audits, so this pod runs and may get a card. The patch sets the scheduler that allocates
@@ -171,7 +171,7 @@ async def mutate(create: Creation, review: PodReview) -> Verdict:
 
 
 def _allowed(review: PodReview, check: Check) -> decisions.Allowed:
-    pod, policy, asked = review.pod, review.policy, review.request
+    pod, policy, request = review.pod, review.policy, review.request
     candidates = placement.find_candidates(
         *(pod, _without_claimed(review), review.quota, policy.nodes, review.pin_settings(None).scheduler),
         states=policy.states,
@@ -179,21 +179,21 @@ def _allowed(review: PodReview, check: Check) -> decisions.Allowed:
     )
 
     def patch(model: str) -> Sequence[Operation]:
-        types = patches.type_annotations(pod, asked.schemes, model, policy.nodes.types, has_share=asked.has_share)
+        types = patches.type_annotations(pod, request.schemes, model, policy.nodes.types, has_share=request.has_share)
         pinned = pod, model, review.quota.pools, types, review.pin_settings(model)
         return patches.patch_for(*pinned, nodes=policy.nodes, check=check)
 
-    return decisions.Allowed(candidates, asked.charge_on, patch, policy.pin_settings.labels.model)
+    return decisions.Allowed(candidates, request.charge_on, patch, policy.pin_settings.labels.model)
 
 
 def _without_claimed(review: PodReview) -> PodRequest:
     # If a DeviceClass names an extended resource, the scheduler makes a claim for it, so no node has to offer it.
-    claims, asked = review.policy.claims, review.request
+    claims, request = review.policy.claims, review.request
     claimed = claims.devices.extended_resources if claims else frozenset()
-    if claimed.isdisjoint(asked.resources):
-        return asked
-    offered = {name: amount for name, amount in asked.resources.items() if name not in claimed}
-    return msgspec.structs.replace(asked, resources=offered)
+    if claimed.isdisjoint(request.resources):
+        return request
+    offered = {name: amount for name, amount in request.resources.items() if name not in claimed}
+    return msgspec.structs.replace(request, resources=offered)
 
 
 async def validate(create: Creation, review: PodReview) -> Verdict:
@@ -219,8 +219,8 @@ async def validate(create: Creation, review: PodReview) -> Verdict:
     # A node cannot have a model with a longer name. Such a name must not become a key in the ledger.
     if pinned.model is None or (len(pinned.model) > MAX_PRODUCT and pinned.model not in review.quota.limits):
         return AdmissionResponse(Outcome.UNPINNED, warnings=review.warnings(*tolerated), scheme=review.scheme)
-    asked = Pending(pinned.model, review.request.charge_on(pinned.model), grace)
-    return await decisions.charge(create, review, metadata, asked, tolerated)
+    entry = Pending(pinned.model, review.request.charge_on(pinned.model), grace)
+    return await decisions.charge(create, review, metadata, entry, tolerated)
 
 
 def _unpatched(create: Creation, review: PodReview, message: str, *, skipped: bool) -> Rejection:
@@ -278,8 +278,8 @@ def _undone(review: PodReview, pin: placement.Pin, pin_settings: patches.PinSett
         return
     if pin_settings.avoided and reaches(pod, nodes, HOSTNAME, pin_settings.avoided):
         yield "the pod's node selection allows nodes that its scheduler must not use"
-    asked = review.request
-    for what in patches.reachable_others(pod, asked.schemes, pin.model, nodes.types, has_share=asked.has_share):
+    request, types = review.request, nodes.types
+    for what in patches.reachable_others(pod, request.schemes, pin.model, types, has_share=request.has_share):
         yield f"the pod's annotations allow {what}"
 
 
@@ -295,14 +295,14 @@ def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
         yield "spec.schedulerName is not the scheduler of vcuda pods"
 
 
-def other_scheduler(review: PodReview, placing: str | None) -> Iterator[str]:
-    """Yield a phrase if the pod names a scheduler other than ``placing``, which allocates the cards of its model."""
+def other_scheduler(review: PodReview, scheduler: str | None) -> Iterator[str]:
+    """Yield a phrase if the pod names a scheduler other than ``scheduler``, which allocates the cards of its model."""
     named = review.pod.spec.scheduler_name
     # Two schedulers could give the same free card to two pods. But a pod may use any scheduler if it requests only
     # resources that Kubernetes itself counts on each node.
-    if placing and review.request.schemes and named not in ("", placing, DEFAULT_SCHEDULER):
+    if scheduler and review.request.schemes and named not in ("", scheduler, DEFAULT_SCHEDULER):
         name = named[:MAX_OF_SCHEDULER]
-        yield f"spec.schedulerName must be {placing} or empty, because {name} may assign cards that are not free"
+        yield f"spec.schedulerName must be {scheduler} or empty, because {name} may assign cards that are not free"
 
 
 def _unpinned(review: PodReview, pin: placement.Pin) -> str:

@@ -48,7 +48,7 @@ _CONFIG_MAP = Decoder(k8s_types.ConfigMap)
 
 async def check_edit(
     request: AdmissionRequest,
-    place: kube.QuotaPlace,
+    source: kube.QuotaSource,
     policy: context.PolicySnapshot | None,
     charged: charging.Ledgers,
     *,
@@ -65,16 +65,16 @@ async def check_edit(
     API server. ``pods``: a function that lists all pods; None without an API server. ``check``: called again and again
     during the work. It raises Dropped if the work must stop.
     """
-    if other := _of_another_object(request, place):
+    if other := _of_another_object(request, source):
         return other
     try:
-        read = _parse(request.object, place, policy.quota.system if policy else SYSTEM_NAMESPACES)
+        read = _parse(request.object, source, policy.quota.system if policy else SYSTEM_NAMESPACES)
     except errors.QuotaFault as fault:
-        return _rejected(place, fault.faults)
+        return _rejected(source, fault.faults)
     check()
     now = time.time()
     quota = read.quota.at(now)
-    before = (policy.quota if policy else None) if callers_known else _stored(request, place, now)
+    before = (policy.quota if policy else None) if callers_known else _stored(request, source, now)
     check()
     named = policy.nodes.named if policy else NO_ROWS
     if policy:
@@ -132,11 +132,11 @@ def document_warnings(
     yield from _without_effect(resources, policy)
 
 
-def _of_another_object(request: AdmissionRequest, place: kube.QuotaPlace) -> Simple | None:
+def _of_another_object(request: AdmissionRequest, source: kube.QuotaSource) -> Simple | None:
     """Return the verdict about a probe, or about an object that is not the quota ConfigMap; otherwise None."""
     if request.name == PROBE:
         return Rejection(Outcome.PROBED, CALLED)
-    own, read = f"{request.namespace}/{request.name}", f"{place.namespace}/{place.name}"
+    own, read = f"{request.namespace}/{request.name}", f"{source.namespace}/{source.name}"
     if request.kind.kind == "ConfigMap" and own == read:
         return None
     text = f"ConfigMap {own} has label {LABEL}, but the quota is read from ConfigMap {read}, so {own} limits nobody"
@@ -150,18 +150,18 @@ def _is_labelled(config_map: msgspec.Raw) -> bool:
         return False
 
 
-def _parse(config_map: msgspec.Raw, place: kube.QuotaPlace, system: frozenset[str] = SYSTEM_NAMESPACES) -> QuotaConfig:
+def _parse(stored: msgspec.Raw, source: kube.QuotaSource, system: frozenset[str] = SYSTEM_NAMESPACES) -> QuotaConfig:
     try:
-        data = _CONFIG_MAP.decode(config_map).data or {}
+        data = _CONFIG_MAP.decode(stored).data or {}
     except k8s_types.UNDECODABLE as error:
         raise errors.QuotaFault((Fault("", f"the ConfigMap cannot be read: {error}"),)) from error
-    return parse_config(data, place.key, system)
+    return parse_config(data, source.key, system)
 
 
-def _stored(request: AdmissionRequest, place: kube.QuotaPlace, moment: float) -> Quota | None:
+def _stored(request: AdmissionRequest, source: kube.QuotaSource, moment: float) -> Quota | None:
     """Return the quota before the edit, as the review has it; None if the review has none, or a malformed one."""
     try:
-        return _parse(request.old_object, place).quota.at(moment)
+        return _parse(request.old_object, source).quota.at(moment)
     except errors.QuotaFault:
         return None
 
@@ -175,9 +175,9 @@ def _log_changes(request: AdmissionRequest, old: Quota, new: Quota) -> None:
         log.info("quota edited", more_changes=left)
 
 
-def _rejected(place: kube.QuotaPlace, faults: tuple[Fault, ...]) -> Rejection:
+def _rejected(source: kube.QuotaSource, faults: tuple[Fault, ...]) -> Rejection:
     # kubectl prints the path of each fault. So a fault without a path gets the path of the whole quota document.
-    document = f"data.{place.key}"
+    document = f"data.{source.key}"
     shown = errors.limited(faults, document)
     message = "the quota document is malformed: " + "; ".join(map(str, shown))
     causes = tuple(fault._replace(path=fault.path or document) for fault in shown)

@@ -85,9 +85,9 @@ def cluster_service(
         grace=k8s.AuthorizerGrace(),
     )
     own = {options.system_namespace, options.ledger_namespace, options.node_namespace}
-    place = k8s.QuotaPlace(*options.quota_configmap, options.quota_key)
+    source = k8s.QuotaSource(*options.quota_configmap, options.quota_key)
     callers_known = options.client_ca is not None
-    quota = k8s.QuotaInformer(kube, place, SYSTEM_NAMESPACES | own)
+    quota = k8s.QuotaInformer(kube, source, SYSTEM_NAMESPACES | own)
     nodes = k8s.NodeInformer(kube, pin_settings.labels, resources=quota.resources)
     devices = k8s.DeviceInformer(kube)
     claims, dra = k8s.ClaimPolicies(quota, nodes, devices), k8s.ServedWatches(kube, devices.reflectors())
@@ -115,14 +115,14 @@ def cluster_service(
     )
     check_namespace = None if callers_known else namespaces.ExistingNamespaces(kube).check
     charged = ledgers.ClusterLedgers(
-        store, LedgerMetrics(metrics.registry), check_namespace=check_namespace, placing=policy.placing
+        store, LedgerMetrics(metrics.registry), check_namespace=check_namespace, team_map=policy.team_map
     )
     metrics.watch("vcuda_quota_config_valid", "0 while the quota ConfigMap is malformed.", quota.is_valid)
     metrics.registry.register(ReflectorCollector(policy.reflectors))
     policy.start()
     names = functools.partial(k8s.namespace_names, kube, LIST_NAMESPACES_SECONDS)
     return admission.Service(
-        *(policy.current, charged, metrics, admission.Gate(), structlog.get_logger(), place, names),
+        *(policy.current, charged, metrics, admission.Gate(), structlog.get_logger(), source, names),
         callers_known,
         functools.partial(k8s.living_pods, kube),
         quota.is_valid,

@@ -85,12 +85,12 @@ def give_up(world: World, bounds: Bounds) -> Iterator[Step]:
 
 def is_newer(ledger: Ledger, document: int, bounds: Bounds) -> bool:
     """PLACED: return whether this document may change the teams that a namespace's ledger names."""
-    return document > ledger.placed or bounds.broken == "an older document moves"
+    return document > ledger.team_version or bounds.broken == "an older document moves"
 
 
 def may_use(ledger: Ledger, document: int, team: int, bounds: Bounds) -> bool:
     """PLACED: return whether a process with this document may admit in the namespace."""
-    newer = document >= ledger.placed or bounds.broken == "an older document admits"
+    newer = document >= ledger.team_version or bounds.broken == "an older document admits"
     return newer or ledger.names == ((team,) if team != NONE else ())
 
 
@@ -105,14 +105,14 @@ def place(world: World, bounds: Bounds) -> Iterator[Step]:
             if ledger is None or not is_newer(ledger, number, bounds):
                 continue
             if team == NONE and ledger.names:
-                left = ledger._replace(allotments=(None, None), placed=number)
+                left = ledger._replace(allotments=(None, None), team_version=number)
                 yield f"{name(n)} leaves its team", put(world, n, left, member=with_item(world.member, n, NONE))
             elif team != NONE and team not in ledger.names:
                 yield f"{name(n)} joins {team_name(team)}", put(world, n, joined(ledger, team, number))
 
 
 def joined(ledger: Ledger, team: int, document: int) -> Ledger:
-    return ledger._replace(allotments=with_item(ledger.allotments, team, Allotment()), placed=document)
+    return ledger._replace(allotments=with_item(ledger.allotments, team, Allotment()), team_version=document)
 
 
 def admit(world: World, bounds: Bounds) -> Iterator[Step]:
@@ -184,7 +184,7 @@ def cover(world: World, bounds: Bounds) -> Iterator[Step]:
             team = bounds.documents[number].places[n]
             own = ledger.allotments[team] if team != NONE else None
             done = own and covers(own.charges, ledger.used) and ledger.names == (team,)
-            if own and not done and number >= ledger.placed:
+            if own and not done and number >= ledger.team_version:
                 yield from begin(world, bounds, Procedure("RAISE", n, team, number, want=ledger.used))
 
 
@@ -267,8 +267,8 @@ def raise_ledger(world: World, bounds: Bounds) -> Iterator[Step]:
         if own and bounds.broken == "unused allotments of other models are kept":
             checked = largest(checked, own.charges)
         alone = with_item((None, None), each.team, Allotment(checked, each.document if early else each.terms))
-        placed = ledger.placed if ledger.names == (each.team,) else max(ledger.placed, each.document)
-        new = ledger._replace(used=want, allotments=alone, placed=placed)
+        team_version = ledger.team_version if ledger.names == (each.team,) else max(ledger.team_version, each.document)
+        new = ledger._replace(used=want, allotments=alone, team_version=team_version)
         left = world.procedures if early else without(world, each)
         member, brought = with_item(world.member, n, each.team), still_brought(world, n, want, one(each.adds))
         after = put(world, n, new, procedures=left, member=member, brought=brought)

@@ -60,11 +60,11 @@ class Allotment(NamedTuple):
 
 
 class Ledger(NamedTuple):
-    """The ledger of a namespace. ``placed``: the document that changed the teams in ``allotments`` last."""
+    """The ledger of a namespace. ``team_version``: the document that changed the teams in ``allotments`` last."""
 
     used: Amount = NOTHING
     allotments: tuple[Allotment | None, ...] = (None, None)
-    placed: int = NONE
+    team_version: int = NONE
     open: bool = True
 
     @property
