@@ -26,7 +26,7 @@ from tools.control_plane import Settings, running_control_plane
 from vcuda.kube import QuotaSource, end_process
 from vcuda.ledger.ledger import Ledger
 from vcuda.ledger.text import read_ledger
-from vcuda.quota.terms import TEAMS
+from vcuda.quota.well_known import TEAMS
 from vcuda.tls import serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 from webhook.cli import serve
