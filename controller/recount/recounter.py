@@ -103,7 +103,7 @@ class Recounter:
         )
         self.claims = ClaimInformer(kube, store, self.pods, self.queue.add, clock)
         self.ledgers = store.reflector(self.queue.add, self._add_charged)
-        self.teams = TeamAllotments(store, quota, self._limits, self.ledgers, clock)
+        self.teams = TeamAllotments(store, quota, self._seems_to_exist, self.ledgers, clock)
         # `reconcilers`: the loops that a standby also runs while the leader does not renew its Lease.
         self.reconcilers = (self.reconciler, self.teams.reconciler)
         self._store = store
@@ -195,9 +195,11 @@ class Recounter:
 
     def _limits(self, namespace: str) -> NamespaceQuota | None:
         quota = self._quota.current()
+        return quota.for_namespace(namespace) if quota and self._seems_to_exist(namespace) else None
+
+    def _seems_to_exist(self, namespace: str) -> bool:
         # A namespace with a pod or claim exists, even if the watch of namespaces has not delivered it yet.
-        exists = self._exists(namespace) or self.pods.pods(namespace) or self.claims.claims(namespace)
-        return quota.for_namespace(namespace) if quota and exists else None
+        return bool(self._exists(namespace) or self.pods.pods(namespace) or self.claims.claims(namespace))
 
     def recount(self, namespace: str) -> None:
         """Recount the ledger of a namespace, and report the usage of the namespace.

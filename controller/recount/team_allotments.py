@@ -45,7 +45,9 @@ CONFLICT_RETRY_SECONDS = 0.2
 class TeamAllotments:
     """Places the ledgers of namespaces into teams, and raises and lowers their allotments.
 
-    ``limits``: returns the quota of a namespace. ``watched``: the watched ledgers of all namespaces.
+    ``exists``: returns False if a namespace seems not to exist. A watch may be late, and the charges of a deleted
+    namespace may still run. So only the quota document decides in which team a ledger is.
+    ``watched``: the watched ledgers of all namespaces.
     ``ledgers``: the watched ledgers of all teams.
     ``usages``: the usage of all teams, for reports.
     """
@@ -54,7 +56,7 @@ class TeamAllotments:
         self,
         store: LedgerStore,
         quota: QuotaInformer,
-        limits: Callable[[str], NamespaceQuota | None],
+        exists: Callable[[str], bool],
         watched: Reflector[NamedLedger],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -67,7 +69,7 @@ class TeamAllotments:
         self.watched = watched
         self._store = store
         self._quota = quota
-        self._limits = limits
+        self._exists = exists
         # `_served`: for each team, the last mark `TeamLedger.wanted` for which unused allotments were taken back.
         self._served: dict[str, str] = {}
         self._log = structlog.get_logger()
@@ -112,7 +114,8 @@ class TeamAllotments:
         ledger of the team is closed, and opened by a count of all namespaces. So no namespace uses an allotment that
         was checked before, and the team admits nothing until it is within its limits.
         """
-        quota, limits, ledger = self._quota.current(), self._limits(namespace), stored.ledger
+        quota, ledger = self._quota.current(), stored.ledger
+        limits = quota.for_namespace(namespace) if quota else None
         team = limits.team if limits else None
         if quota is None or limits is None or team is None or team.name not in ledger.allotments:
             return stored
@@ -164,8 +167,8 @@ class TeamAllotments:
 
     def _team_of(self, namespace: str) -> str:
         """Return the name of a namespace's team; empty if it is in no team."""
-        limits = self._limits(namespace)
-        return limits.team.name if limits and limits.team else ""
+        quota = self._quota.current()
+        return (quota and quota.members.team_of(namespace)) or ""
 
     def _write(self, team: str, ledger: TeamLedger, replaced: StoredTeam) -> None:
         quota = self._quota.current()
@@ -259,13 +262,14 @@ class TeamAllotments:
         """
         stored = self._store.stored(namespace)
         if self._team_of(namespace) == name:
-            if stored is None and self._store.is_marked(namespace):
-                return None  # A lost ledger keeps its allotment until it is opened again.
-            if stored is None:
-                stored = self._store.open(namespace)
+            if stored is None and (self._store.is_marked(namespace) or self._exists(namespace)):
+                try:
+                    stored = self._store.open(namespace)
+                except errors.LedgerLost:
+                    return None  # The recounter opens this ledger later. Until then, it keeps its allotment.
                 stored = self._store.write(namespace, stored.ledger, stored) if stored.opens else stored
             # The pods of a ledger that was lost and opened again count in the team as before.
-            stored = self.assign(namespace, stored)
+            stored = stored and self.assign(namespace, stored)
         if stored is None or name not in stored.ledger.allotments:
             return {}
         if stored.ledger.lost or stored.ledger.without_fill() is not stored.ledger:

@@ -1,77 +1,20 @@
-"""Tests of the leader's part in the ledgers of teams: joins, forced raises, unused allotments and ended namespaces."""
+"""Tests of the leader's part in the ledgers of teams: joins, moves, leaves and forced raises."""
 
 import contextlib
-from collections.abc import Mapping
 
 import msgspec
 import pytest
-import structlog
 
-from controller.recount.team_allotments import CROWDED, is_short_of
-from tests.api_double import ApiDouble, Delivery, Script, before, delivered, lost_reply, lost_request, rejected
+from tests.api_double import ApiDouble, Delivery, Script, delivered, lost_reply, lost_request, rejected
 from tests.builders import stored_pod
-from tests.quota_map import store_quota
-from tests.recounting import CARD, ONE, TWO, Recounting
+from tests.recounting import CARD, ONE, TWO
 from tests.replicas import LEDGER, Replica
 from tests.tables import cases
-from tests.watching import catch_up
+from tests.team_world import ALONE, OCEAN, OWN, VISION, World
 from vcuda import errors
-from vcuda.kube.team_store import TeamStore, team_ledger_name
-from vcuda.ledger.ledger import FULL, Allotment, Ledger, Pending, Reservation, Terminating
-from vcuda.ledger.team import MAX_MEMBERS, Allotted, TeamLedger, raised
-from vcuda.quota.model import Charge, Limit, Team
-
-ALONE, VISION, OCEAN = (
-    "{}",
-    "{vision: {namespaces: [team-a, team-b], quota: {M40: 8}}}",
-    ("{ocean: {namespaces: [team-a], quota: {M40: 8}}, vision: {namespaces: [team-b], quota: {M40: 8}}}"),
-)
-FOUR = Charge(400, 0, 400)
-OWN = '{"team-a": {"quota": {"M40": 4}}}'
-COLLECTION = LEDGER.rpartition("/")[0]
-Allotments = Mapping[str, Allotted]
-
-
-class World(Recounting):
-    """A recounter whose namespace team-a has this ledger and these pods, and may be in team `vision`."""
-
-    def __init__(self, api: ApiDouble, replica: Replica, ledger: Ledger, cards: int = 0, teams: str = VISION) -> None:
-        pods = [
-            {**pod, "metadata": {**pod["metadata"], "name": f"train-{number}"}}
-            for number, pod in ((number, stored_pod(CARD, f"uid-{number}")) for number in range(cards))
-        ]
-        super().__init__(api, replica, ledger, *pods)
-        self.api, self.store, self.teams = api, replica.store, TeamStore(replica.store)
-        self.place(teams)
-
-    def place(self, teams: str, entries: str = "{}") -> None:
-        """Edit the quota."""
-        store_quota(self.api, entries, gpu_teams=teams)
-        self.relist()
-
-    def allot(self, **allotted: Allotted) -> None:
-        """Write the ledger of team `vision`."""
-        stored = self.teams.open("vision")
-        self.teams.write("vision", msgspec.structs.replace(stored.ledger, allotted=allotted), stored)
-        self.relist()
-
-    def allotted(self, team: str = "vision") -> Allotments:
-        return self.teams.read(team).ledger.allotted
-
-    def ledger(self) -> Ledger:
-        return self.store.read("team-a").ledger
-
-    def relist(self) -> None:
-        super().relist()
-        catch_up(self.recounter.teams.ledgers)
-
-    def serve(self, team: str = "vision") -> list[str]:
-        """Take a turn for a team. Return the logged warnings."""
-        self.relist()
-        with structlog.testing.capture_logs() as logs:
-            self.recounter.teams.reconciler.turn(team)
-        return [line["event"] for line in logs if line["log_level"] == "warning"]
-
+from vcuda.ledger.ledger import Allotment, Ledger, Reservation
+from vcuda.ledger.team import MAX_MEMBERS
+from vcuda.quota.model import Charge
 
 # Tests of joins, moves and leaves, at a recount
 
@@ -222,158 +165,3 @@ def test_no_more_namespaces_than_the_maximum_get_an_allotment(api: ApiDouble, re
     world.recount()
     assert "team-a" not in world.allotted()
     assert world.ledger().allotments["vision"].charges == {}
-
-
-# Tests of the allotments that the leader takes back
-
-
-@pytest.fixture
-def spare(api: ApiDouble, replica: Replica) -> World:
-    """A team in which namespace team-a needs one card, and may use four."""
-    world = World(api, replica, Ledger({"M40": ONE}), 1)
-    world.recount()
-    stored = world.store.open("team-a")
-    four = {"vision": Allotment({"M40": FOUR}, "checked", 3)}
-    world.store.write("team-a", msgspec.structs.replace(stored.ledger, allotments=four), stored)
-    world.allot(**{"team-a": {"M40": FOUR}})
-    return world
-
-
-def want(world: World, text: str) -> None:
-    """Write the mark of a replica that finds no free quota in the team."""
-    stored = world.teams.read("vision")
-    world.teams.write("vision", msgspec.structs.replace(stored.ledger, wanted=text), stored)
-
-
-def test_unused_allotments_stay_while_the_team_has_much_free_quota(spare: World) -> None:
-    spare.serve()
-    assert spare.allotted() == {"team-a": {"M40": FOUR}}
-
-
-def test_unused_allotments_are_taken_back_while_the_team_is_short(spare: World) -> None:
-    spare.allot(**{"team-a": {"M40": FOUR}, "team-b": {"M40": Charge(300)}})
-    spare.serve()
-    assert spare.allotted()["team-a"] == {"M40": ONE}
-    assert spare.ledger().allotments["vision"] == Allotment({"M40": ONE}, "checked", 4)
-
-
-def test_empty_allotments_take_no_place_of_other_namespaces(spare: World) -> None:
-    spare.allot(**{"team-a": {}, **{f"n{number}": {"M40": Charge()} for number in range(CROWDED)}, "team-b": {}})
-    spare.serve()
-    assert spare.allotted() == {}
-
-
-def test_the_old_team_of_a_namespace_is_queued(spare: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its allotment there must not wait for the next resync."""
-    spare.place(OCEAN)
-    queued: list[str] = []
-    monkeypatch.setattr(spare.recounter.teams.reconciler.queue, "add", queued.append)
-    spare.recount()
-    assert queued.count("vision") == 2, "when it joins the new team, and when it has left the old one"
-    spare.serve()
-    assert spare.allotted() == {}
-
-
-def test_each_mark_of_a_replica_that_lacks_quota_is_served_once(spare: World, api: ApiDouble) -> None:
-    want(spare, "x")
-    spare.serve()
-    assert spare.allotted() == {"team-a": {"M40": ONE}}
-    spare.allot(**{"team-a": {"M40": TWO}})
-    api.forget_calls()
-    spare.serve()
-    assert "PUT" not in api.calls
-    want(spare, "y")
-    spare.serve()
-    assert spare.allotted() == {"team-a": {"M40": ONE}}
-
-
-def test_a_raise_during_the_release_is_not_lost(spare: World, api: ApiDouble) -> None:
-    """A replica writes the ledger of the team between the read and the write of the leader."""
-    want(spare, "x")
-    spare.relist()
-
-    def raise_() -> None:
-        api.deliver = lambda _method, _timeout, effect: effect()
-        stored = spare.teams.read("vision")
-        spare.teams.write("vision", raised(stored.ledger, "team-a", {"M40": Charge(500, 0, 500)}), stored)
-
-    api.deliver = before("PUT", raise_)
-    spare.recounter.teams.reconciler.turn("vision")
-    assert spare.allotted() == {"team-a": {"M40": Charge(500, 0, 500)}}
-    assert spare.recounter.teams.reconciler.queue.is_active("vision"), "retried"
-    spare.serve()
-    assert spare.allotted() == {"team-a": {"M40": ONE}}
-
-
-@cases(
-    "ledger",
-    too_many_deleted_pods=Ledger(terminating={f"M40{FULL}600": Terminating("M40", Charge(10**7), 600)}),
-    pending=Ledger(pending={"uid": Pending("M40", FOUR)}),
-)
-def test_an_allotment_that_may_be_used_is_not_taken_back(spare: World, ledger: Ledger) -> None:
-    stored = spare.store.open("team-a")
-    spare.store.write("team-a", msgspec.structs.replace(ledger, allotments=stored.ledger.allotments), stored)
-    want(spare, "x")
-    spare.serve()
-    assert spare.allotted() == {"team-a": {"M40": FOUR}}
-
-
-def test_the_allotment_of_an_ended_namespace_is_released(spare: World, api: ApiDouble) -> None:
-    spare.place("{vision: {namespaces: [team-b], quota: {M40: 8}}}")
-    for name in [path for path in api.objects if "/pods/" in path]:
-        api.remove(name)
-    spare.relist()
-    for _ in range(3):
-        spare.later(1000)
-        spare.recount()
-        spare.relist()
-    assert LEDGER not in api.objects
-    spare.serve()
-    assert spare.allotted() == {}
-
-
-def test_the_allotment_of_a_lost_ledger_stays(spare: World, api: ApiDouble) -> None:
-    """Pods that were charged in the lost ledger may still be stored."""
-    api.remove(LEDGER)
-    spare.serve()
-    assert spare.allotted() == {"team-a": {"M40": FOUR}}
-
-
-def test_the_ledger_of_a_deleted_team_is_deleted_when_nothing_is_allotted(spare: World, api: ApiDouble) -> None:
-    spare.place(ALONE, OWN)
-    spare.serve()
-    assert spare.allotted() != {}, "team-a has not left the team yet"
-    spare.recount()
-    for _ in range(2):
-        spare.serve()
-    assert f"{COLLECTION}/{team_ledger_name('vision')}" not in api.objects
-
-
-def test_a_deleted_team_ledger_is_rebuilt_from_the_ledgers_of_its_namespaces(spare: World, api: ApiDouble) -> None:
-    api.remove(f"{COLLECTION}/{team_ledger_name('vision')}")
-    spare.serve()
-    assert spare.allotted() == {"team-a": {"M40": ONE}}
-    assert not spare.teams.read("vision").ledger.closed
-
-
-def test_a_team_without_a_ledger_gets_none_before_it_is_needed(api: ApiDouble, replica: Replica) -> None:
-    world = World(api, replica, Ledger(), teams=VISION)
-    world.recounter.teams.add_all()
-    world.serve()
-    assert not [path for path in api.objects if "gpu-ledger-team." in path]
-
-
-@cases(
-    "allotted, limits, short",
-    little=({"a": {"M40": Charge(500)}}, {}, False),
-    three_quarters=({"a": {"M40": Charge(600)}}, {}, False),
-    more=({"a": {"M40": Charge(300)}, "b": {"M40": Charge(301)}}, {}, True),
-    memory=({"a": {"M40": Charge(0, 800)}}, {"limits": {"M40": Limit(None, 1000, 100)}}, True),
-    total=({"a": {"M40": Charge(200)}, "b": {"P100": Charge(200)}}, {"total": Limit(500)}, True),
-    many_namespaces=({f"n{number}": {} for number in range(CROWDED + 1)}, {}, True),
-)
-def test_a_team_is_short_if_less_than_a_quarter_of_a_limit_is_left(
-    allotted: Allotments, limits: dict[str, object], short: bool
-) -> None:
-    team = Team("vision", **{"limits": {"M40": Limit(800)}, **limits})  # type: ignore[arg-type]
-    assert is_short_of(team, TeamLedger(allotted)) is short
