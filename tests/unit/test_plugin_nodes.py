@@ -305,6 +305,11 @@ def test_the_cards_of_a_team_are_promised_once_for_all_its_members(cluster: Clus
     assert models()["A100"]["promised"] == 6 + 1
 
 
+def test_a_team_of_an_installation_with_other_namespaces_is_not_malformed(cluster: Cluster) -> None:
+    store_quota(cluster, "{}", gpu_teams="vision: {namespaces: ['vcuda-*'], quota: {A100: 6}}")
+    assert models()["A100"]["promised"] == 6
+
+
 def test_a_limit_above_the_total_of_its_namespace_promises_only_the_total(cluster: Cluster) -> None:
     store_quota(cluster, "{team-a: {total: 6, quota: {A100: 8, T4: 4}}, team-b: {quota: {A100: 2}}}")
     assert {name: each["promised"] for name, each in models().items()} == {"A100": 6 + 2, "T4": 4}

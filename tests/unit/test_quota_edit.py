@@ -14,6 +14,7 @@ from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse, GroupVersionKind
 from vcuda.errors import MAX_FAULTS, Fault, VcudaError
 from vcuda.kube import QuotaSource
+from vcuda.placement.nodes import COUNT_LABEL
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage
 from vcuda.registration import PROBE
 from webhook.ledger.ledgers import MemoryLedgers
@@ -190,6 +191,13 @@ def test_an_unknown_caller_learns_nothing_of_a_namespace_and_logs_no_edit() -> N
     with capture_logs() as logged:
         answer = edited("team-a: {quota: {M40: 1}}", secret, used, names, callers_known=False)
     assert (answer, logged) == (AdmissionResponse("quota-accepted", warnings=[]), [])
+
+
+def test_the_first_quota_is_warned_of_limits_above_the_cards() -> None:
+    cards = PolicySnapshot(Quota(), nodes(a={MODEL: "M40", COUNT_LABEL: "4"}))
+    for callers_known in (True, False):
+        told = edited("team-a: {quota: {M40: 8}}", cards, callers_known=callers_known, operation="CREATE").warnings
+        assert "team-a.quota.M40: the limit is raised from 0 cards to 8 cards, but the nodes have 4 cards" in told
 
 
 @cases(

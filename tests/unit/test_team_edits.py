@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -50,7 +51,10 @@ THREE, SIX = Charge(300), Charge(600)
     leaves=(
         f"{NO_TEAM}\n{VISION}",
         f"{NO_TEAM}\nvision: {{namespaces: [vision-train], quota: {{M40: 8}}}}",
-        ["vision-dev-7: leaves team vision with 3 cards of M40. No limit applies any more"],
+        [
+            "gpu_teams: 1 namespace loses the limits of its team: vision-dev-7",
+            "vision-dev-7: leaves team vision with 3 cards of M40. No limit applies any more",
+        ],
     ),
     moves=(
         f"{VISION}\n{NO_TEAM}",
@@ -176,6 +180,69 @@ def test_a_new_member_that_does_not_exist_gives_a_warning() -> None:
 )
 def test_warnings_about_limits_are_given_for_teams(gpu_teams: str, entries: str, told: list[str]) -> None:
     assert warnings(read(VISION), gpu_teams, entries) == told
+
+
+@cases(
+    "before, after",
+    a_limit=(VISION, VISION.replace("8}", "9}")),
+    a_limit_above_the_cards=(VISION, VISION.replace("8}", "10}")),
+    a_softer_mode=(VISION, VISION.replace("8}", "8}, mode: warn")),
+    a_removed_total=(VISION.replace("8}", "8}, total: 3"), VISION),
+)
+def test_a_change_that_members_have_from_their_team_is_listed_once(before: str, after: str) -> None:
+    inheriting = "{vision-train: {one_model: true}, vision-dev-7: {one_model: true}}"
+    with capture_logs() as logged:
+        told = warnings(read(before, inheriting), after, inheriting)
+    [line] = [line for line in logged if "path" in line]
+    assert line["path"].startswith("gpu_teams.vision.")
+    assert all("vision-train" not in text and "vision-dev" not in text for text in told)
+
+
+def test_a_change_of_a_member_s_own_limit_is_listed_for_the_member() -> None:
+    before, after = read(VISION, "vision-train: {quota: {M40: 4}}"), VISION.replace("8}", "9}")
+    with capture_logs() as logged:
+        warnings(before, after, "vision-train: {quota: {M40: 5}}")
+    paths = [line["path"] for line in logged if "path" in line]
+    assert paths == ["gpu_teams.vision.quota.M40", "vision-train.quota.M40"]
+
+
+TWO_TEAMS = f"{VISION}\n{NO_TEAM}"
+
+
+@cases(
+    "after, namespaces, told",
+    all_teams=("{}", None, "namespaces lose the limits of their team: other, vision-dev-*, vision-train"),
+    all_teams_of_existing_namespaces=(
+        "{}",
+        ["free", "other", *(f"vision-dev-{number}" for number in range(25))],
+        "26 namespaces lose the limits of their team: other, vision-dev-0, vision-dev-1",
+    ),
+    one_team=(NO_TEAM, ["other", "vision-train"], "1 namespace loses the limits of its team: vision-train"),
+    one_beginning=(
+        TWO_TEAMS.replace(", 'vision-dev-*'", ""),
+        ["vision-train", "vision-dev-7"],
+        "1 namespace loses the limits of its team: vision-dev-7",
+    ),
+)
+def test_the_first_warning_says_which_namespaces_lose_the_limits_of_their_team(
+    after: str, namespaces: Sequence[str] | None, told: str
+) -> None:
+    before = read(TWO_TEAMS, "gone: {quota: {M40: 1}}")
+    shown = warnings(before, after, namespaces=namespaces, vision_dev_7=THREE)
+    assert shown[0].startswith(f"gpu_teams: {told}")
+    assert len(shown[0]) < 500
+
+
+def test_a_removed_key_of_the_teams_is_the_first_warning_of_an_unknown_caller_too() -> None:
+    stored = {"gpu_quota": "{}", "gpu_teams": VISION}
+    old = msgspec.Raw(msgspec.json.encode({"metadata": {"name": "gpuquota"}, "data": stored}))
+    told = edited("{}", PolicySnapshot(Quota(), NODES), callers_known=False, old_object=old).warnings
+    assert told[0] == "gpu_teams: namespaces lose the limits of their team: vision-dev-*, vision-train"
+
+
+def test_a_namespace_that_changes_its_team_does_not_lose_its_limits() -> None:
+    before, after = read(f"{VISION}\n{NO_TEAM}"), VISION.replace("]", ", other]")
+    assert not any("lose" in text for text in warnings(before, after, namespaces=["other"]))
 
 
 def test_a_malformed_team_is_rejected_with_its_path() -> None:

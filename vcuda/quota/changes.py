@@ -1,6 +1,6 @@
 """The differences between two quotas, for the log and as warnings to the author of an edit."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -18,7 +18,7 @@ from vcuda.quota.model import (
     cards,
 )
 from vcuda.quota.values import listed
-from vcuda.quota.well_known import TOTAL, team_path
+from vcuda.quota.well_known import TEAMS, TOTAL, team_path
 
 DERIVED = ("limits", "own", "granted", "excepted", "team")
 """The fields of a quota entry that are not compared as a whole. The fields ``limits`` and ``excepted`` are compared
@@ -58,6 +58,8 @@ def changes(old: Quota, new: Quota) -> Iterator[QuotaChange]:
     before, after = old.entries, new.entries
     for namespace in dict.fromkeys((*before, *after)):
         was, will = before.get(namespace), after.get(namespace)
+        if was and will and namespace in new.namespaces:
+            will = _apart_from_team(namespace, (old, was), (new, will))
         if was == will:
             continue
         if was is None or will is None:
@@ -68,6 +70,19 @@ def changes(old: Quota, new: Quota) -> Iterator[QuotaChange]:
         left, joined = ({*quota.members.items.get(team, ())} for quota in (old, new))
         for item in sorted(left ^ joined):
             yield QuotaChange(f"{team_path(team)}.namespaces", *(item, "") if item in left else ("", item))
+
+
+def _apart_from_team(
+    namespace: str, before: tuple[Quota, NamespaceQuota], after: tuple[Quota, NamespaceQuota]
+) -> NamespaceQuota:
+    """Return the entry of a namespace after an edit, without the changes that the entry has from its team."""
+    (old, was), (new, will) = before, after
+    team = new.members.team_of(namespace)
+    if team is None or team != old.members.team_of(namespace):
+        return will
+    pairs, fields = ((was, old.teams[team]), (will, new.teams[team])), NamespaceQuota.__struct_fields__
+    taken = [name for name in fields if all(getattr(own, name) == getattr(of_team, name) for own, of_team in pairs)]
+    return msgspec.structs.replace(will, **{name: getattr(was, name) for name in taken})
 
 
 def outline(old: Quota, new: Quota, longest: int) -> str:
@@ -98,9 +113,10 @@ def _within(namespace: str, was: NamespaceQuota, will: NamespaceQuota) -> Iterat
 
 def weakened(old: Quota, new: Quota) -> Iterator[Fault]:
     """Yield a warning for each entry that is removed, that becomes less strict, or that excepts more namespaces."""
-    before, after = old.entries, new.entries
-    for namespace, was in before.items():
-        will = after.get(namespace)
+    after = new.entries
+    for namespace, was in old.entries.items():
+        if (will := after.get(namespace)) and namespace in new.namespaces:
+            will = _apart_from_team(namespace, (old, was), (new, will))
         if will is None and namespace.startswith(team_path("")):
             yield Fault(namespace, f"the team ({_entry(was)}) is removed")
         elif will is None:
@@ -113,6 +129,24 @@ def weakened(old: Quota, new: Quota) -> Iterator[Fault]:
         if will and (added := sorted(will.excepted - was.excepted)):
             names = listed(added, MAX_EXCEPTED_SHOWN)
             yield Fault(f"{namespace}.except", f"the entry does not apply any more to {names}")
+
+
+def without_team(old: Quota, new: Quota, existing: Collection[str] | None) -> Iterator[Fault]:
+    """Yield a warning if namespaces are in no team any more, because a team, or its name or beginning, is removed.
+
+    ``existing``: the names of all namespaces; None if they are unknown. Then the warning names the removed items.
+    """
+    if old.members == new.members:
+        return
+    if existing is None:
+        items = (item for items in old.members.items.values() for item in items)
+        left = [item for item in items if new.members.team_of(item.removesuffix("*")) is None]
+    else:
+        left = [name for name in existing if old.members.team_of(name) and new.members.team_of(name) is None]
+    if left:
+        count = "" if existing is None else f"{len(left)} "
+        subject = "namespace loses the limits of its" if len(left) == 1 else "namespaces lose the limits of their"
+        yield Fault(TEAMS, f"{count}{subject} team: {listed(sorted(left), MAX_EXCEPTED_SHOWN)}")
 
 
 def moved(old: Quota, new: Quota, namespaces: Iterable[str]) -> list[str]:
@@ -181,8 +215,12 @@ def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[Faul
     """Yield a warning if an edit raises a limit, or the sum of a model's limits, above the number of existing cards."""
     before, after = ({name: _most_cores(each, new.moment) for name, each in of.entries.items()} for of in (old, new))
     for namespace, limits in after.items():
+        team = new.members.team_of(namespace) if namespace in new.namespaces else None
+        of_team = after[team_path(team)] if team else {}
         for model, limit in limits.items():
             was = before.get(namespace, {}).get(model, 0)
+            if limit == of_team.get(model):
+                continue  # The team has the same limit, and gets the warning.
             if model in cards_of and limit > max(was, cards_of[model] * CORES_PER_CARD):
                 granted = any(model in each.limits for each in new.entries[namespace].grants)
                 subject = f"the limit{' with all grants' if granted else ''}"

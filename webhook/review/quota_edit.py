@@ -83,10 +83,10 @@ async def check_edit(
     if _is_labelled(request.old_object) and not _is_labelled(request.object):
         warnings.append(Fault("", NOT_CHECKED))
     pods = pods if callers_known else None
-    warnings += limit_changes(old, quota, policy)
+    existing, unknown = _existing(old, quota, namespaces) if callers_known else (None, None)
+    warnings += limit_changes(old, quota, policy, existing)
     warnings += _first_limits(before or Quota(), quota, read.resources, policy, pods=pods, check=check)
     if callers_known:
-        existing, unknown = _existing(old, quota, namespaces)
         warnings += await usage_warnings.usage_warnings(before, quota, existing, charged, check)
         if not request.dry_run:
             _log_changes(request, old, quota)
@@ -114,8 +114,14 @@ def _first_limits(
     return first_limits.named_warnings(old, policy, pods, check)
 
 
-def limit_changes(old: Quota, new: Quota, policy: context.PolicySnapshot | None) -> Iterator[Fault]:
-    """Yield the most important warnings: about limits that vanish, become less strict, or exceed the cards."""
+def limit_changes(
+    old: Quota, new: Quota, policy: context.PolicySnapshot | None, existing: Collection[str] | None = None
+) -> Iterator[Fault]:
+    """Yield the most important warnings: about limits that vanish, become less strict, or exceed the cards.
+
+    ``existing``: the names of all namespaces; None if they are unknown.
+    """
+    yield from changes.without_team(old, new, existing)
     yield from changes.weakened(old, new)
     yield from changes.beyond(old, new, policy.cards if policy else {})
 
@@ -159,7 +165,10 @@ def _parse(stored: msgspec.Raw, source: kube.QuotaSource, system: frozenset[str]
 
 
 def _stored(request: AdmissionRequest, source: kube.QuotaSource, moment: float) -> Quota | None:
-    """Return the quota before the edit, as the review has it; None if the review has none, or a malformed one."""
+    """Return the quota before the edit, as the review has it; None if the review has none, or a malformed one. A new
+    ConfigMap replaces a quota without limits."""
+    if request.operation == "CREATE":
+        return Quota()
     try:
         return _parse(request.old_object, source).quota.at(moment)
     except errors.QuotaFault:
