@@ -7,7 +7,7 @@ unused allotments while a team is short of quota, and all allotments of namespac
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import structlog
@@ -37,6 +37,10 @@ SHORT_PART = 4
 
 CROWDED = MAX_MEMBERS * 3 // 4
 """If more namespaces have an allotment, unused allotments are taken back, so that other namespaces can get one."""
+
+TAKEN_TOGETHER = 8
+"""The most allotments that one write of a team's ledger takes back. Each raise meanwhile makes this write fail, so the
+writes of many allotments would never succeed."""
 
 CONFLICT_RETRY_SECONDS = 0.2
 """Seconds until the next attempt to take back allotments after a conflict."""
@@ -216,8 +220,7 @@ class TeamAllotments:
         is_short = wanted != self._served.get(name, "") or team is None or is_short_of(team, stored.ledger)
         candidates = [each for each in stored.ledger.allotted if self._is_unused(name, each, stored.ledger, is_short)]
         try:
-            if candidates:
-                self._take_back(name, candidates)
+            self._take_back(name, candidates)
         except errors.Conflict:
             return CONFLICT_RETRY_SECONDS
         self._served[name] = wanted
@@ -240,8 +243,22 @@ class TeamAllotments:
         except errors.UnreadableLedger:
             return False
 
-    def _take_back(self, name: str, namespaces: Iterable[str]) -> None:
-        """Lower the allotments of namespaces to what they need. Raises Conflict if a process raises one meanwhile."""
+    def _take_back(self, name: str, namespaces: Sequence[str]) -> None:
+        """Lower the allotments of namespaces to what they need.
+
+        Raises Conflict if another process has written the ledger of the team, or of a namespace, meanwhile. All other
+        allotments are lowered before.
+        """
+        conflict = None
+        for first in range(0, len(namespaces), TAKEN_TOGETHER):
+            try:
+                self._take_few_back(name, namespaces[first : first + TAKEN_TOGETHER])
+            except errors.Conflict as error:
+                conflict = error
+        if conflict:
+            raise conflict
+
+    def _take_few_back(self, name: str, namespaces: Iterable[str]) -> None:
         # The order is essential: read the ledger of the team, write those of the namespaces, then replace the version
         # of the team's ledger that was read. So a raise that is under way fails, or makes this write fail.
         stored = self._teams.read(name)

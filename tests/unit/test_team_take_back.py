@@ -1,10 +1,12 @@
 """Tests of the allotments that the leader takes back: unused ones, and those of namespaces that have ended."""
 
+import itertools
+
 import msgspec
 import pytest
 
-from controller.recount.team_allotments import CROWDED, is_short_of
-from tests.api_double import ApiDouble, before
+from controller.recount.team_allotments import CROWDED, TAKEN_TOGETHER, is_short_of
+from tests.api_double import ApiDouble, Effect, before, delivered
 from tests.recounting import ONE, TWO
 from tests.replicas import LEDGER, Clock, Replica
 from tests.tables import cases
@@ -90,6 +92,34 @@ def test_a_raise_during_the_release_is_not_lost(spare: World, api: ApiDouble) ->
     assert spare.allotted() == {"team-a": {"M40": Charge(500, 0, 500)}}
     assert spare.recounter.teams.reconciler.queue.is_active("vision"), "retried"
     spare.serve()
+    assert spare.allotted() == {"team-a": {"M40": ONE}}
+
+
+def test_the_quota_of_many_namespaces_is_taken_back_while_other_processes_write_the_ledger_of_the_team(
+    spare: World, api: ApiDouble
+) -> None:
+    """A replica that waits for quota writes its mark each second, and all of these writes take longer."""
+    names = [f"n{number}" for number in range(3 * TAKEN_TOGETHER)]
+    spare.place(f"{{vision: {{namespaces: [team-a, {', '.join(names)}], quota: {{M40: 8}}}}}}")
+    unused = Ledger(allotments={"vision": Allotment({"M40": ONE}, "checked")})
+    for name in names:
+        spare.store.write(name, unused, spare.store.open(name))
+    spare.allot(**{"team-a": {"M40": ONE}, **{name: {"M40": ONE} for name in names}})
+    spare.relist()
+    requests = itertools.count(1)
+
+    def deliver(method: str, timeout: float, effect: Effect) -> bytes:
+        if (number := next(requests)) % 30 == 0:
+            api.deliver = delivered
+            want(spare, f"{number}")
+            api.deliver = deliver
+        return delivered(method, timeout, effect)
+
+    for _ in range(5):
+        api.deliver = deliver
+        spare.recounter.teams.reconciler.turn("vision")
+        api.deliver = delivered
+        spare.relist()
     assert spare.allotted() == {"team-a": {"M40": ONE}}
 
 
