@@ -1,5 +1,6 @@
 """Callers that create pods concurrently through several webhook replicas, and count the answers."""
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -16,19 +17,22 @@ from vcuda.k8s_types import parse_whole
 SPENT = "vcuda_ledger_spent_total"
 REAPED = "releasing the reservation of a replica that has ended"
 PAUSE_SECONDS = 0.05
+VARIES = r"\be2e-\w+|\btrain-\d+|\b\d+(\.\d+)?\b"
+"""The parts of a message that differ between rejections for the same reason: names of a test, and numbers."""
 
 
 class Crowd:
     """Creates pods with unique names in a namespace. The replicas in ``in_service`` (numbers) review them in turn.
 
     ``answers``: the number of answers with each HTTP status. ``failures``: the messages of all other answers, except
-    rejections that end soon.
+    rejections that end soon. ``reasons``: the number of all rejections by status and message, without its numbers.
     """
 
     def __init__(self, cluster: Cluster, namespace: str, replicas: Iterable[int]) -> None:
         self.in_service = list(replicas)
         self.answers: Counter[int] = Counter()
         self.failures: list[str] = []
+        self.reasons: Counter[str] = Counter()
         self._cluster = cluster
         self._namespace = namespace
         self._numbers = count()
@@ -40,6 +44,8 @@ class Crowd:
         pod = gpu_pod(f"train-{number}", self._namespace, limits, labels={REPLICA: str(replica)})
         answer = self._cluster.try_create(pod)
         self.answers[answer.status] += 1
+        if answer.status != HTTPStatus.CREATED:
+            self.reasons[f"{answer.status} {re.sub(VARIES, '…', answer.message)}"] += 1
         if answer.status != HTTPStatus.CREATED and not answer.may_pass_soon:
             self.failures.append(answer.message)
         return answer

@@ -25,6 +25,9 @@ PODS, CLAIMS = "/api/v1/pods", f"/apis/{VERSION}/resourceclaims"
 LOOK_PAUSE = 0.1
 WATCH_SECONDS = 5.0
 MAX_KEPT = 10_000
+TOTAL = "total"
+"""The key of the cores of all models together, as in the quota document."""
+
 AWAY = (ApiException, HTTPError, json.JSONDecodeError)
 """The errors that the client raises if the API server is down, or stops in the middle of an answer."""
 
@@ -129,8 +132,8 @@ class Stored:
     def objects(self) -> list[Json]:
         return list(self._objects.values())
 
-    def follow(self, threads: ThreadPoolExecutor, seconds: float) -> Iterator[tuple[list[Json], float]]:
-        """Watch all collections for ``seconds`` seconds. Then yield the objects after each change, in order.
+    def follow(self, threads: ThreadPoolExecutor, seconds: float) -> Iterator[tuple[list[Json], Change]]:
+        """Watch all collections for ``seconds`` seconds. Then yield each change in order, with the objects after it.
 
         A change is left for the next call if some watch has not reached it yet. If a watch failed, its error is raised
         at the end.
@@ -143,7 +146,7 @@ class Stored:
         for change in sorted(chain.from_iterable(logs), key=lambda change: change.version):
             if change.version <= until and change.event["type"] != "BOOKMARK":
                 self._apply(change.event)
-                yield self.objects(), change.heard
+                yield self.objects(), change
         self._version = until
         for error in broken:
             raise error
@@ -167,7 +170,8 @@ class Stored:
 class Observer:
     """Observes the pods and claims of some namespaces, and keeps the maxima of their use.
 
-    ``most``: the maximum cores of each model, by namespace. ``ghosts``: pods that were deleted by force and still
+    ``most``: the maximum cores of each model, by namespace or team; for a team also of all models together (`TOTAL`).
+    ``teams``: the team of each namespace that has one. ``ghosts``: pods that were deleted by force and still
     count. ``claims``: the maximum number of claims at a time. ``known``: the uids of all objects that were ever
     observed.
     """
@@ -175,6 +179,7 @@ class Observer:
     most: Mapping[str, dict[str, int]]
     ghosts: Ghosts
     paths: Sequence[str] = (PODS,)
+    teams: Mapping[str, str] = field(default_factory=dict)
     looks: int = 0
     lost: int = 0
     claims: int = 0
@@ -184,16 +189,19 @@ class Observer:
     def see(self, objects: Sequence[Json], now: float) -> None:
         self.looks += 1
         self.claims = max(self.claims, sum("devices" in each["spec"] for each in objects))
-        by_namespace = {namespace: Counter[str]() for namespace in self.most}
+        by_name = {name: Counter[str]() for name in self.most}
         for each in objects:
-            if (counted := by_namespace.get(each["metadata"]["namespace"])) is not None:
-                counted.update(self._held_by(each))
+            if (namespace := each["metadata"]["namespace"]) in by_name:
+                by_name[namespace].update(self._held_by(each))
         uids = {each["metadata"]["uid"] for each in objects}
         for namespace, model, cores in self.ghosts.among(self.known, uids, now):
-            by_namespace[namespace][model] += cores
+            by_name[namespace][model] += cores
         self.known |= uids
-        for namespace, counts in by_namespace.items():
-            most = self.most[namespace]
+        for namespace, team in self.teams.items():
+            by_name[team].update(by_name[namespace])
+            by_name[team][TOTAL] += by_name[namespace].total()
+        for name, counts in by_name.items():
+            most = self.most[name]
             most.update({model: max(most.get(model, 0), cores) for model, cores in counts.items()})
 
     def _held_by(self, each: Json) -> Counter[str]:
@@ -221,8 +229,8 @@ class Observer:
                     if stored is None:
                         stored = start()
                         self.see(stored.objects(), time.monotonic())
-                    for objects, heard in stored.follow(threads, WATCH_SECONDS):
-                        self.see(objects, heard)
+                    for objects, change in stored.follow(threads, WATCH_SECONDS):
+                        self.see(objects, change.heard)
                 except AWAY:
                     self.lost += 1
                     stored = None

@@ -1,101 +1,53 @@
 """Tests of teams: namespaces that join, move and end, and lost ledgers. Two replicas and a controller run."""
 
 import json
+import os
 import secrets
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
+from itertools import dropwhile
+from typing import NamedTuple
 
 import pytest
 
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.crowd import Crowd
-from tests.e2e.installation import LEDGERS, SERVED_BY, Installation, await_enforced, controlling, installed
+from tests.e2e.installation import LEDGERS, SERVED_BY, Installation
 from tests.e2e.ledgers import await_committed, await_ledger, await_published
-from tests.e2e.quota_config import QuotaConfigMap
+from tests.e2e.observer import PODS, WATCH_SECONDS, Stored
+from tests.e2e.rest import Rest
 from tests.e2e.steady import in_threads
+from tests.e2e.team_installation import Teams, churn, create, create_until_stopped, is_in, stored, with_controller
 from tests.e2e.workloads import was_told, workload
 from tests.integration.reviews import gpu_pod
 from tests.processes import eventually
 from tools.control_plane import ControlPlane
 from vcuda.kube.team_store import team_ledger_name
-from vcuda.ledger.ledger import Ledger
-from vcuda.ledger.team import read_team_ledger
 
-REPLICAS = 2
 CARD = {"tencent.com/vcuda-core": 100}
 MOVES = 6
 DECISIONS = 60
 """The number of creates that are decided between two moves."""
 
+STAY_SECONDS = 10
+MOVES_UNDER_LOAD = 18 if float(os.environ.get("CHAOS_SECONDS") or 0) >= 180 else 3
+"""The number of moves while the creates of the namespaces are compared: for three minutes, or for 30 seconds."""
 
-class Teams:
-    """An installation with teams. ``limits``: the cards of each team, by its name."""
-
-    def __init__(self, own: Installation, **limits: int) -> None:
-        self.own, self.cluster, self.limits = own, own.cluster, limits
-        self._stack = ExitStack()
-
-    def __enter__(self) -> "Teams":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.place()
-        self._stack.close()
-
-    def namespace(self, name: str | None = None) -> str:
-        labels = {SERVED_BY: self.own.label}
-        return self._stack.enter_context(self.cluster.fresh_namespace(labels, name or f"e2e-{secrets.token_hex(4)}"))
-
-    def place(self, **members: list[str]) -> None:
-        """Replace all teams by teams with these members. Return when the replicas use the edit."""
-        teams = {
-            name: {"namespaces": listed, "quota": {"M40": self.limits[name]}}
-            for name, listed in members.items()
-            if listed
-        }
-        further = self.own.quota.further
-        assert isinstance(further, dict)
-        further["gpu_teams"] = json.dumps(teams)
-        self.own.quota.limit_anew(**self.own.quota.document())
-        for namespace in (each for listed in members.values() for each in listed):
-            await_enforced(self.cluster, namespace)
-
-    def allotted(self, team: str) -> dict[str, int]:
-        """Return the cards of M40, in hundredths, that the ledger of a team allots; nothing while there is none."""
-        found = self.cluster.rest.send("GET", f"{LEDGERS}/{team_ledger_name(team)}")
-        if found.status == HTTPStatus.NOT_FOUND:
-            return {}
-        allotted = read_team_ledger(found.ok()["data"]["ledger"]).allotted
-        return {namespace: int(charges["M40"].cores) for namespace, charges in allotted.items() if "M40" in charges}
-
-    def crowd(self, namespace: str) -> Crowd:
-        return Crowd(self.cluster, namespace, range(REPLICAS))
+OWN_LIMIT, SHARED_LIMIT = 6, 9
+DECISIONS = 60
+"""The number of creates that are decided between two moves."""
 
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    quota = QuotaConfigMap(cluster.rest, "kube-system", f"gpuquota-{secrets.token_hex(4)}", labels={}, further={})
-    quota.write("{}").ok()
-    directory = tmp_path_factory.mktemp("teams")
-    with installed(cluster, directory, replicas=REPLICAS, quota=quota) as own, controlling(own):
+    with with_controller(cluster, tmp_path_factory.mktemp("teams")) as own:
         yield own
-
-
-def is_in(team: str, ledger: Ledger) -> bool:
-    return [*ledger.allotments] == [team]
-
-
-def create(crowd: Crowd, pods: int) -> None:
-    for _ in range(pods):
-        eventually(lambda: crowd.create().status == HTTPStatus.CREATED, lambda: crowd.failures)
-
-
-def stored(cluster: Cluster, *namespaces: str) -> int:
-    return sum(len(cluster.pods(namespace)) for namespace in namespaces)
 
 
 def test_the_running_pods_of_a_namespace_that_joins_a_team_count_and_nothing_is_admitted_while_they_exceed_it(
@@ -141,14 +93,6 @@ def test_deleted_pods_of_one_namespace_leave_quota_that_others_of_its_team_use(
         assert (stored(cluster, first), stored(cluster, second)) == (150, 50)
 
 
-def create_until_stopped(crowd: Crowd) -> Callable[[threading.Event], None]:
-    def run(stop: threading.Event) -> None:
-        while not stop.is_set():
-            crowd.create()
-
-    return run
-
-
 def test_creates_during_moves_of_a_namespace_exceed_no_limit(cluster: Cluster, own: Installation) -> None:
     """A namespace takes its pods along, which may exceed the limit of the new team. Until enough pods of this team are
     deleted, it admits none. From then on the team stays within its limit until the next move."""
@@ -172,19 +116,85 @@ def test_creates_during_moves_of_a_namespace_exceed_no_limit(cluster: Cluster, o
             assert stored(cluster, *members[name]) == teams.limits[name], "the team lost quota in the moves"
 
 
-def churn(cluster: Cluster, namespace: str, crowd: Crowd) -> Callable[[threading.Event], None]:
-    """Return a loop that creates pods, and deletes a pod when it has three or is rejected."""
+class Stay(NamedTuple):
+    """A time in which the namespaces of each team do not change. ``since``, ``until``: resourceVersions."""
 
-    def run(stop: threading.Event) -> None:
-        names: list[str] = []
-        while not stop.is_set():
-            answer = crowd.create()
-            if answer.status == HTTPStatus.CREATED:
-                names.append(answer.ok()["metadata"]["name"])
-            if names and (len(names) > 2 or answer.status != HTTPStatus.CREATED):
-                cluster.delete_pod(namespace, names.pop(0))
+    members: Mapping[str, list[str]]
+    since: int
+    until: int
 
-    return run
+
+@dataclass
+class States:
+    """The number of stored pods in some namespaces after each change. ``seen``: begins with resourceVersions."""
+
+    namespaces: Sequence[str]
+    seen: list[tuple[int, Counter[str]]] = field(default_factory=list)
+
+    def follow(self, rest: Rest, stop: threading.Event) -> None:
+        objects = Stored(rest, (PODS,))
+        with ThreadPoolExecutor(1) as threads:
+            while not stop.is_set():
+                for pods, change in objects.follow(threads, WATCH_SECONDS):
+                    counts = Counter(pod["metadata"]["namespace"] for pod in pods)
+                    self.seen.append((change.version, Counter({name: counts[name] for name in self.namespaces})))
+
+    def sums(self, stay: Stay, names: Sequence[str]) -> list[int]:
+        """Return the number of pods of these namespaces in each state of ``stay``, the first state included."""
+        before = [counts for version, counts in self.seen if version <= stay.since][-1:]
+        during = [counts for version, counts in self.seen if stay.since < version <= stay.until]
+        return [sum(counts[name] for name in names) for counts in (*before, *during)]
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(MOVES_UNDER_LOAD * STAY_SECONDS + 300)
+def test_a_namespace_that_moves_every_ten_seconds_gets_at_least_half_of_the_creates_of_others(
+    cluster: Cluster, own: Installation
+) -> None:
+    """One namespace moves between two teams that have another namespace each. Two namespaces stay in a third team.
+
+    All namespaces have limits of their own, which no stored state exceeds. The namespace that moves takes its pods
+    along. So the limit of a team holds from the first state after a move that is within the limit.
+    """
+    with Teams(own, vision=SHARED_LIMIT, ocean=SHARED_LIMIT, calm=SHARED_LIMIT) as teams:
+        left, right, moving, *calm = names = [teams.namespace() for _ in range(5)]
+        crowds = {name: teams.crowd(name) for name in names}
+        callers = [churn(cluster, name, crowd) for name, crowd in crowds.items() for _ in range(2)]
+        states, stays = States(names), list[Stay]()
+        with own.quota.limited(**{name: {"quota": {"M40": OWN_LIMIT}} for name in names}):
+            teams.place(vision=[left, moving], ocean=[right], calm=calm)
+            with in_threads([partial(states.follow, cluster.rest), *callers]):
+                for number in range(MOVES_UNDER_LOAD):
+                    ends = time.monotonic() + STAY_SECONDS
+                    members = {"ocean": [right], "vision": [left], "calm": calm}
+                    team = ("ocean", "vision")[number % 2]
+                    members[team] = [*members[team], moving]
+                    teams.place(**members)
+                    await_ledger(own, moving, partial(is_in, team))
+                    since = version(cluster)
+                    time.sleep(max(ends - time.monotonic(), 0))
+                    stays.append(Stay(members, since, version(cluster)))
+    report(crowds, states, stays)
+    assert max(max(counts.values()) for _, counts in states.seen) == OWN_LIMIT
+    for stay in stays:
+        for listed in stay.members.values():
+            sums = [*dropwhile(SHARED_LIMIT.__lt__, states.sums(stay, listed))]
+            assert sums
+            assert max(sums) <= SHARED_LIMIT
+    created = {name: crowd.answers[HTTPStatus.CREATED] for name, crowd in crowds.items()}
+    assert created[moving] >= sum(created[name] for name in calm) / 2 / 2
+
+
+def version(cluster: Cluster) -> int:
+    return int(cluster.rest.get("/api/v1/namespaces", limit="1")["metadata"]["resourceVersion"])
+
+
+def report(crowds: Mapping[str, Crowd], states: States, stays: Sequence[Stay]) -> None:
+    """Print the counts of the test. pytest shows them with the flag `-s`, or in the report of a failure."""
+    checked = sum(len(states.sums(stay, names)) for stay in stays for names in stay.members.values())
+    print(f"\n{len(states.seen)} states, {checked} checks of a team's limit in {len(stays)} stays")
+    for crowd in crowds.values():
+        print(dict(crowd.answers), *(f"{count} {reason}" for reason, count in crowd.reasons.most_common()), sep="\n  ")
 
 
 def check_limits(cluster: Cluster, members: dict[str, list[str]], crowds: dict[str, Crowd]) -> None:
