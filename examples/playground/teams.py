@@ -45,9 +45,9 @@ class Pods:
 
 @dataclass(frozen=True)
 class Team:
-    """A team: a namespace with a quota and workloads.
+    """A namespace with a quota and workloads.
 
-    ``quota``: the number of cards by GPU model.
+    ``quota``: the number of cards by GPU model. Empty if the namespace shares the quota of `ROBOTICS`.
     ``deployment``: the pods of the team's Deployment, which is scaled between 0 and ``most`` pods.
     ``first``: the initial number of pods of the Deployment.
     ``job``: the pods of the team's Jobs. None for the user's team, whose workloads the playground does not change.
@@ -81,7 +81,15 @@ TEAMS = (
 YOURS = Team("your-team", {"T4": 2}, Pods("app", HALF_CARD, "half a T4 card", 1), 1, None)
 """The team of the user. The playground does not change its workloads."""
 
-ALL = (*TEAMS, YOURS)
+ROBOTICS, SHARED = "robotics", {"T4": 2}
+"""The team whose namespaces share one quota, and this quota."""
+
+SHARING = tuple(
+    Team(f"{ROBOTICS}-{name}", {}, Pods("app", HALF_CARD, "half a T4 card", 1), 1, None) for name in ("dev", "train")
+)
+"""The namespaces of the team `ROBOTICS`. The playground does not change their workloads."""
+
+ALL = (*TEAMS, *SHARING, YOURS)
 
 
 @dataclass(frozen=True)
@@ -128,16 +136,22 @@ def next_change(team: Team, number: int, figures: random.Random) -> Change:
 
 def quota_manifest() -> Json:
     """Return the quota ConfigMap. Its text has lines that a user can edit easily."""
-    entries = "".join(f"{team.namespace}: {{quota: {{{quota_text(team)}}}}}\n" for team in ALL)
+    entries = "".join(f"{team.namespace}: {{quota: {{{quota_text(team)}}}}}\n" for team in ALL if team.quota)
+    members = ", ".join(team.namespace for team in SHARING)
+    teams = f"{ROBOTICS}: {{namespaces: [{members}], quota: {{{_cards(SHARED)}}}}}\n"
     models = "A100: [NVIDIA-A100-SXM4-40GB]\nT4: [NVIDIA-Tesla-T4]\n"
     metadata = {"namespace": "kube-system", "name": "gpuquota", "labels": {"quota.vcuda.io/config": "true"}}
-    data = {"gpu_quota": entries, "gpu_models": models}
+    data = {"gpu_quota": entries, "gpu_teams": teams, "gpu_models": models}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 
 def quota_text(team: Team) -> str:
-    """Return the quota of a team as text, for example `A100: 3, T4: 4`."""
-    return ", ".join(f"{model}: {cards}" for model, cards in team.quota.items())
+    """Return the quota of a namespace as text, for example `A100: 3, T4: 4`."""
+    return _cards(team.quota) or f"{_cards(SHARED)}, shared"
+
+
+def _cards(quota: Mapping[str, int]) -> str:
+    return ", ".join(f"{model}: {cards}" for model, cards in quota.items())
 
 
 def namespace_manifest(team: Team) -> Json:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from examples.playground.teams import ALL, YOURS, Team, quota_text
+from examples.playground.teams import ALL, ROBOTICS, SHARING, YOURS, Team, quota_text
 from vcuda.cli import aligned
 
 
@@ -16,6 +16,7 @@ class Command(NamedTuple):
 
 
 _APP = f"deployment/{YOURS.deployment.name}"
+_OTHER, _MEMBER = (team.namespace for team in SHARING)
 
 COMMANDS = (
     Command("See what each team uses, and what is free", "kubectl gpuquota -A"),
@@ -28,6 +29,15 @@ COMMANDS = (
     Command(
         f"Raise the quota of {YOURS.namespace} to T4: 4, so that the missing pods start by themselves",
         "kubectl -n kube-system edit configmap gpuquota",
+    ),
+    Command(
+        f"Scale a Deployment to 6 half cards. Its namespace shares 2 cards with {_OTHER}, which uses half a card",
+        f"kubectl -n {_MEMBER} scale deployment/app --replicas=6",
+    ),
+    Command(f"See what the namespace and its team {ROBOTICS} use", f"kubectl gpuquota -n {_MEMBER}"),
+    Command(
+        f"Free half a card in {_OTHER}, so that one more pod starts in {_MEMBER}",
+        f"kubectl -n {_OTHER} scale deployment/app --replicas=0",
     ),
 )
 
@@ -60,7 +70,7 @@ def welcome(directory: Path, commands: Path, page: str) -> str:
 
 def _table(teams: tuple[Team, ...]) -> Iterator[str]:
     rows = ((team.namespace, quota_text(team), _deployment(team), _jobs(team)) for team in teams)
-    return aligned([("TEAM", "QUOTA", "DEPLOYMENT", "JOBS"), *rows])
+    return aligned([("NAMESPACE", "QUOTA", "DEPLOYMENT", "JOBS"), *rows])
 
 
 def _deployment(team: Team) -> str:

@@ -86,12 +86,17 @@ def printed_commands(output: str) -> tuple[str, list[str]]:
     return exports, [line for line in indented if line.startswith("kubectl ")]
 
 
+def ready(namespace: str, pods: int) -> str:
+    awaited = f"--for=jsonpath='{{.status.readyReplicas}}'={pods}"
+    return f"kubectl -n {namespace} wait {awaited} deployment/app --timeout=50s"
+
+
 def test_the_printed_commands_work_and_ctrl_c_leaves_nothing(scratch: Path, tmp_path: Path) -> None:
     with PlaygroundProcess(scratch, "The teams change their workloads") as playground:
         output = playground.output()
         exports, commands = printed_commands(output)
         assert commands == [command.typed for command in COMMANDS]
-        usage, rejections, scale, why, edit = commands
+        usage, rejections, scale, why, edit, scale_member, member, free = commands
         editor = "sed -i 's/your-team: {quota: {T4: 2}}/your-team: {quota: {T4: 4}}/'"
         env = {**os.environ, "HOME": str(tmp_path), "KUBE_EDITOR": editor}
 
@@ -107,8 +112,13 @@ def test_the_printed_commands_work_and_ctrl_c_leaves_nothing(scratch: Path, tmp_
         eventually(lambda: "0.5 cards of T4 must become free before the request fits" in type_in(why))
         eventually(lambda: "Rejected in the last hour" in type_in(why))
         assert "configmap/gpuquota edited" in type_in(edit)
-        started = "kubectl -n your-team wait --for=jsonpath='{.status.readyReplicas}'=6 deployment/app --timeout=50s"
-        assert "condition met" in type_in(started)
+        assert "condition met" in type_in(ready("your-team", 6))
+        assert "deployment.apps/app scaled" in type_in(scale_member)
+        assert "condition met" in type_in(ready("robotics-train", 3))
+        eventually(lambda: "exceeded quota: T4 in team robotics" in type_in(rejections), lambda: type_in(rejections))
+        eventually(lambda: "team robotics" in type_in(member), lambda: type_in(member))
+        assert "deployment.apps/app scaled" in type_in(free)
+        assert "condition met" in type_in(ready("robotics-train", 4))
         [page] = [line.strip() for line in output.splitlines() if line.startswith("    http://")]
         with urllib.request.urlopen(urllib.parse.urljoin(page, "usage.json")) as answer:  # noqa: S310  # our own page
             assert b"team-vision" in answer.read()

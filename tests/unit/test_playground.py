@@ -9,6 +9,7 @@ from examples.playground.cluster import SHARES_PER_CARD, nodes
 from examples.playground.programs import BUILDS, ETCD, KUBERNETES, KWOK, PROGRAMS, ROOT, find, missing_text
 from examples.playground.teams import (
     ALL,
+    SHARED,
     YOURS,
     RunJob,
     job_manifest,
@@ -20,7 +21,7 @@ from vcuda.placement.registers import read_registers
 PROGRAM_NAMES = [program.name for program in PROGRAMS]
 
 
-def test_the_welcome_has_the_page_the_environment_and_five_commands() -> None:
+def test_the_welcome_has_the_page_the_environment_and_eight_commands() -> None:
     lines = welcome(Path("/play"), Path("/play/bin"), "http://127.0.0.1:8088/").splitlines()
     indented = [line.strip() for line in lines if line.startswith("    ")]
     page, *exports = indented[:3]
@@ -28,7 +29,7 @@ def test_the_welcome_has_the_page_the_environment_and_five_commands() -> None:
     assert exports[0].startswith("export KUBECONFIG=/play/kubeconfig ")
     assert exports[1] == "export PATH=/play/bin:$PATH"
     assert indented[3:] == [command.typed for command in COMMANDS]
-    assert len(COMMANDS) == 5
+    assert len(COMMANDS) == 8
     for team in ALL:
         assert any(line.startswith(f"{team.namespace} ") for line in lines)
 
@@ -80,7 +81,7 @@ def test_a_job_ends_and_is_deleted_even_if_none_of_its_pods_is_admitted() -> Non
 
 
 def test_the_quotas_fit_the_cards_even_after_the_proposed_edit() -> None:
-    limits = Counter[str]()
+    limits = Counter[str](SHARED)
     for team in ALL:
         limits.update(team.quota)
     found = list(nodes())
@@ -112,5 +113,5 @@ def test_a_run_that_showed_no_admission_or_no_rejection_has_failed(
 def test_the_page_has_the_teams_and_the_commands_as_they_are_printed() -> None:
     page = (ROOT / "docs/playground.md").read_text().splitlines()
     printed = welcome(Path("/play"), Path("/play/bin"), "http://127.0.0.1:8088/").splitlines()
-    teams = [line for line in printed if line.startswith(("TEAM ", *(team.namespace for team in ALL)))]
+    teams = [line for line in printed if line.startswith(("NAMESPACE ", *(team.namespace for team in ALL)))]
     assert [line for line in [*teams, *(command.typed for command in COMMANDS)] if line not in page] == []
