@@ -29,6 +29,7 @@ from vcuda.requests.config import QuotaConfig, parse_config
 
 WEBHOOK, CONTROLLER, SCHEDULER = "vcuda-webhook", "vcuda-controller", "vcuda-scheduler"
 CERTIFICATES, SECRET = "vcuda-certs", "vcuda-webhook-tls"
+CLIENT_CERTIFICATES = "vcuda-client-certs"
 BROKEN = (*k8s_types.UNDECODABLE, KeyError, TypeError, AttributeError, ValueError)
 """The errors that reading an object may raise if somebody has edited the object."""
 
@@ -258,14 +259,17 @@ class Installation:
     def renewal(self, job: str = CERTIFICATES) -> str:
         """Return the command that renews the certificate of a CronJob, and for `CERTIFICATES` also the caBundles. If
         cert-manager writes the webhook's certificate, the command shows the state of cert-manager."""
+        renew = f"Renew the certificate: {self.run(job)}"
+        if job == CLIENT_CERTIFICATES:
+            return f"{renew}. Then copy it to each API server: vcuda-certs client files --write"
         if job != CERTIFICATES:
-            return f"Renew the certificate: {self.run(job)}"
+            return renew
         configuration = self._get("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota")
         annotations = [each["metadata"].get("annotations", {}) for each in (self.secret(SECRET), configuration) if each]
         if any(key.startswith("cert-manager.io/") for key in itertools.chain(*annotations)):
             certificates = self.kubectl("describe certificates,certificaterequests")
             return f"See why cert-manager does not renew it: {certificates}, and kubectl -n cert-manager get pods"
-        return f"Renew the certificate: {self.run(job)}"
+        return renew
 
     @functools.cached_property
     def ledgers(self) -> LedgerTexts:

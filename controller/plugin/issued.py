@@ -5,21 +5,22 @@ The optional parts have certificates of their own. Each of them is in one Secret
 
 import base64
 import datetime
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from cryptography import x509
 
 from controller import certificates
 from controller.plugin.defects import Defect
-from controller.plugin.installation import CERTIFICATES, SECRET, WEBHOOK, Installation, Json
+from controller.plugin.installation import CERTIFICATES, CLIENT_CERTIFICATES, SECRET, WEBHOOK, Installation, Json
 from vcuda.cli import whole_units
 from vcuda.tls import AUTHORITY_CERTIFICATE, LEAF_CERTIFICATE, LEAF_KEY, OTHER_TOOLS, OURS, WRITTEN_BY
 from vcuda.x509 import signed_by
 
-_OPTIONAL = ("client", "extender", "scheduler")
-SECRETS: Mapping[str, str] = {
+SECRETS = {
     CERTIFICATES: SECRET,
-    **{f"vcuda-{each}-certs": f"vcuda-{each}-tls" for each in _OPTIONAL},
+    CLIENT_CERTIFICATES: "vcuda-client-tls",
+    "vcuda-extender-certs": "vcuda-extender-tls",
+    "vcuda-scheduler-certs": "vcuda-scheduler-tls",
 }
 """The Secret that each CronJob renews."""
 

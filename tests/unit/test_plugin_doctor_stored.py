@@ -85,7 +85,7 @@ def without_data(api: Installed, part: str) -> None:
         *(
             "certificates",
             "vcuda-client-tls: tls.crt expires in 19 days",
-            f"{JOB_OF}vcuda-client-certs client-certs-now",
+            f"{JOB_OF}vcuda-client-certs client-certs-now. Then copy it to each API server",
         ),
     ),
     client_without_certificate=(

@@ -16,7 +16,7 @@ from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import ENFORCED, LEASES, SYSTEM_NAMESPACE
 from tests.e2e.manifests.balancer import Balancer, balancing
 from tests.e2e.manifests.operations import TEAM, commands, installed, run as run_script
-from tests.e2e.manifests.system import System, apply
+from tests.e2e.manifests.system import CLIENT, System, apply
 from tests.e2e.stage import delete_pods, own_address
 from tests.gpuquota import run
 from tests.integration.reviews import card_pod
@@ -37,7 +37,7 @@ def clinic(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     for model in MODELS:
         admin.create_node(f"doctor-{model.lower()}", {MODEL: model, POOL: "public"}, {"tencent.com/vcuda-core": "800"})
     with (
-        installed(admin, tmp_path_factory.mktemp("doctor") / "system") as (system, controller),
+        installed(admin, tmp_path_factory.mktemp("doctor") / "system", "client-certificates") as (system, controller),
         balancing(own_address(), HTTPS) as pods,
     ):
         for port in system.balancer.endpoints():
@@ -185,6 +185,26 @@ def test_a_cron_job_of_certificates_that_cannot_run_is_found_and_the_command_res
     _, found = doctor(admin)
     assert {*found} == {"certificates", "rights"}, found
     assert "ServiceAccount vcuda-certs does not exist" in found["rights"][0]["text"]
+    apply(admin, system.kustomization, "--server-side", "--force-conflicts")
+    await_healthy(admin)
+
+
+def test_a_lost_certificate_of_an_optional_part_is_found_until_it_is_renewed(admin: Cluster, clinic: Clinic) -> None:
+    system, _, _ = clinic
+    secret = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/{CLIENT}-tls"
+    admin.rest.merge_patch(secret, {"data": {"tls.crt": None, "tls.key": None}})
+    status, found = doctor(admin)
+    assert (status, {*found}) == (1, {"certificates"}), found
+    [finding] = found["certificates"]
+    assert f"Secret {SYSTEM_NAMESPACE}/{CLIENT}-tls has no tls.crt and no tls.key" in finding["text"]
+    assert f"--from=cronjob/{CLIENT}-certs client-certs-now. Then copy it to each API server" in finding["action"]
+    # The CronJob runs the same command as this Job.
+    renewed = system.rotate(f"{CLIENT}-certs-first")
+    assert renewed.returncode == 0, renewed.stdout + renewed.stderr
+    await_healthy(admin)
+    admin.kubectl("-n", SYSTEM_NAMESPACE, "delete", "cronjob", f"{CLIENT}-certs")
+    [finding] = doctor(admin)[1]["certificates"]
+    assert f"CronJob {SYSTEM_NAMESPACE}/{CLIENT}-certs does not exist" in finding["text"]
     apply(admin, system.kustomization, "--server-side", "--force-conflicts")
     await_healthy(admin)
 
