@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from bench import creates, discover, events, extender, failover, large_pods, mutate, scale, stale, sweep
+from bench import creates, discover, events, extender, failover, large_pods, mutate, scale, stale, sweep, teams
 from bench.go import BuildFailed
 from tools.component import StartupError
 from tools.control_plane import NoControlPlane
@@ -17,9 +17,9 @@ from tools.control_plane import NoControlPlane
 def main(context: click.Context) -> None:
     """Measure this system. The figures are for people, and no test checks them.
 
-    Without a command, all measurements except scale, failover and large-pods run, in about half an hour. Each prints a
-    table. `make bench` and `make scale` set KUBEBUILDER_ASSETS, the directory of etcd and kube-apiserver. The commands
-    stale, events, discover, sweep, mutate and large-pods need no etcd and no kube-apiserver.
+    Without a command, all measurements except scale, teams, failover and large-pods run, in about half an hour. Each
+    prints a table. `make bench` and `make scale` set KUBEBUILDER_ASSETS, the directory of etcd and kube-apiserver. The
+    commands stale, events, discover, sweep, mutate and large-pods need no etcd and no kube-apiserver.
     """
     if context.invoked_subcommand is None:
         for measurement in (stale, events, discover, sweep, mutate, extender):
@@ -42,6 +42,7 @@ for name, measure, text in MEASUREMENTS:
 main.add_command(scale.main, "scale")
 main.add_command(creates.main, "creates")
 main.add_command(failover.main, "failover")
+main.add_command(teams.main, "teams")
 
 if __name__ == "__main__":
     try:
