@@ -5,9 +5,10 @@ unused allotments while a team is short of quota, and all allotments of namespac
 """
 
 import contextlib
+import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 import structlog
@@ -38,12 +39,14 @@ SHORT_PART = 4
 CROWDED = MAX_MEMBERS * 3 // 4
 """If more namespaces have an allotment, unused allotments are taken back, so that other namespaces can get one."""
 
-TAKEN_TOGETHER = 8
-"""The most allotments that one write of a team's ledger takes back. Each raise meanwhile makes this write fail, so the
-writes of many allotments would never succeed."""
-
 CONFLICT_RETRY_SECONDS = 0.2
 """Seconds until the next attempt to take back allotments after a conflict."""
+
+TURN_SECONDS = 1.0
+"""The leader takes back allotments of one team for at most this many seconds, so that other teams do not wait."""
+
+LEFT = math.inf
+"""The unused part of an allotment whose namespace has left the team. It is taken back even if the team is not short."""
 
 
 class TeamAllotments:
@@ -72,6 +75,7 @@ class TeamAllotments:
         self.ledgers = self._teams.reflector(self.reconciler.queue.add)
         self.watched = watched
         self._store = store
+        self._clock = clock
         self._quota = quota
         self._exists = exists
         # `_served`: for each team, the last mark `TeamLedger.wanted` for which unused allotments were taken back.
@@ -174,11 +178,11 @@ class TeamAllotments:
         quota = self._quota.current()
         return (quota and quota.members.team_of(namespace)) or ""
 
-    def _write(self, team: str, ledger: TeamLedger, replaced: StoredTeam) -> None:
+    def _write(self, team: str, ledger: TeamLedger, replaced: StoredTeam) -> StoredTeam:
         quota = self._quota.current()
         if quota is None or is_older(quota.version, ledger.config_version):
             raise errors.Unavailable(f"the ledger of team {team} was written by a newer quota than was read")
-        self._teams.write(team, msgspec.structs.replace(ledger, config_version=quota.version), replaced)
+        return self._teams.write(team, msgspec.structs.replace(ledger, config_version=quota.version), replaced)
 
     def _opened(self, team: str) -> StoredTeam:
         """Return the open ledger of a team. If it is closed or missing, open it by a count of all namespaces."""
@@ -217,11 +221,13 @@ class TeamAllotments:
             self._delete(name, stored)
             return None
         wanted = stored.ledger.wanted
-        is_short = wanted != self._served.get(name, "") or team is None or is_short_of(team, stored.ledger)
-        candidates = [each for each in stored.ledger.allotted if self._is_unused(name, each, stored.ledger, is_short)]
-        try:
-            self._take_back(name, candidates)
-        except errors.Conflict:
+        is_wanted = wanted != self._served.get(name, "")
+
+        def is_short(ledger: TeamLedger) -> bool:
+            return is_wanted or team is None or is_short_of(team, ledger)
+
+        unused = {each: self._unused(name, each, stored.ledger) for each in stored.ledger.allotted}
+        if not self._take_back(name, {each: amount for each, amount in unused.items() if amount is not None}, is_short):
             return CONFLICT_RETRY_SECONDS
         self._served[name] = wanted
         return None
@@ -231,46 +237,54 @@ class TeamAllotments:
         with contextlib.suppress(errors.Conflict, errors.NotFound):
             self._teams.delete(name, str(stored.version))
 
-    def _is_unused(self, name: str, namespace: str, ledger: TeamLedger, is_short: bool) -> bool:
-        """Return whether a part of an allotment can be taken back: if the team is short, or the namespace not in it."""
-        known = self.watched.get(self._store.key(namespace))
-        if known is None or not _names(known, name):
-            return True
-        if not (is_short and ledger.allotted[namespace]):
-            return is_short
-        try:
-            return not rules.covers(rules.needed(known.read().ledger), ledger.allotted[namespace])
-        except errors.UnreadableLedger:
-            return False
+    def _unused(self, name: str, namespace: str, ledger: TeamLedger) -> float | None:
+        """Return how many cores of an allotment seem unused, or `LEFT` if the namespace seems to have left the team.
 
-    def _take_back(self, name: str, namespaces: Sequence[str]) -> None:
-        """Lower the allotments of namespaces to what they need.
-
-        Raises Conflict if another process has written the ledger of the team, or of a namespace, meanwhile. All other
-        allotments are lowered before.
+        Return None if the whole allotment is used, or if the usage is not known.
         """
-        conflict = None
-        for first in range(0, len(namespaces), TAKEN_TOGETHER):
-            try:
-                self._take_few_back(name, namespaces[first : first + TAKEN_TOGETHER])
-            except errors.Conflict as error:
-                conflict = error
-        if conflict:
-            raise conflict
+        known, allotted = self.watched.get(self._store.key(namespace)), ledger.allotted[namespace]
+        if known is None or not _names(known, name):
+            return LEFT
+        try:
+            needed = rules.needed(known.read().ledger)
+        except errors.UnreadableLedger:
+            return None
+        is_used = bool(allotted) and rules.covers(needed, allotted)
+        return None if is_used else float(total(allotted.values()).cores - total(needed.values()).cores)
 
-    def _take_few_back(self, name: str, namespaces: Iterable[str]) -> None:
-        # The order is essential: read the ledger of the team, write those of the namespaces, then replace the version
-        # of the team's ledger that was read. So a raise that is under way fails, or makes this write fail.
-        stored = self._teams.read(name)
-        ledger = stored.ledger
-        if stored.version is None or ledger.closed:
-            return
-        for namespace in namespaces:
-            needed = self._needed(name, namespace)
-            if needed is not None and namespace in ledger.allotted:
-                ledger = rules.lowered(ledger, namespace, needed)
-        if ledger != stored.ledger:
-            self._write(name, ledger, stored)
+    def _take_back(self, name: str, unused: Mapping[str, float], is_short: Callable[[TeamLedger], bool]) -> bool:
+        """Lower allotments to what is needed, the largest unused part first, until the team is not short of quota.
+
+        ``unused``: by namespace, the result of `_unused`. Return False if an allotment was not lowered, because another
+        process was writing, or because there was no more time.
+        """
+        # If one write lowered several allotments, a raise of any namespace meanwhile would make all of them fail.
+        stored, is_done, deadline = self._teams.read(name), True, self._clock() + TURN_SECONDS
+        for namespace in sorted(unused, key=lambda each: (-unused[each], each)):
+            if stored.version is None or stored.ledger.closed:
+                break
+            if unused[namespace] != LEFT and not is_short(stored.ledger):
+                break
+            if self._clock() >= deadline:
+                return False
+            try:
+                stored = self._lower(name, namespace, stored)
+            except errors.Conflict:
+                stored, is_done = self._teams.read(name), False
+        return is_done
+
+    def _lower(self, name: str, namespace: str, stored: StoredTeam) -> StoredTeam:
+        """Lower the allotment of a namespace to what it needs. Return the ledger of the team.
+
+        ``stored``: the ledger of the team. Raises Conflict if another process writes one of the two ledgers meanwhile.
+        """
+        # The order is essential: read the ledger of the team, write that of the namespace, then replace the version of
+        # the team's ledger that was read. So a raise that is under way fails, or makes this write fail.
+        needed = self._needed(name, namespace)
+        if needed is None or namespace not in stored.ledger.allotted:
+            return stored
+        lowered = rules.lowered(stored.ledger, namespace, needed)
+        return stored if lowered == stored.ledger else self._write(name, lowered, stored)
 
     def _needed(self, name: str, namespace: str) -> Allotted | None:
         """Return what a namespace needs of a team's quota, after its ledger was written with no larger allotment.

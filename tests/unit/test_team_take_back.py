@@ -5,8 +5,9 @@ import itertools
 import msgspec
 import pytest
 
-from controller.recount.team_allotments import CROWDED, TAKEN_TOGETHER, is_short_of
-from tests.api_double import ApiDouble, Effect, before, delivered
+from controller.recount import team_allotments
+from controller.recount.team_allotments import CROWDED, is_short_of
+from tests.api_double import ApiDouble, Effect, before
 from tests.recounting import ONE, TWO
 from tests.replicas import LEDGER, Clock, Replica
 from tests.tables import cases
@@ -29,6 +30,22 @@ def spare(api: ApiDouble, replica: Replica) -> World:
     return world
 
 
+IDLE = ("idle-0", "idle-1", "idle-2", "idle-3")
+
+
+@pytest.fixture
+def idle(api: ApiDouble, replica: Replica) -> World:
+    """A team whose namespaces have ledgers that use nothing, and may use four cards each."""
+    world = World(
+        api, replica, Ledger(), teams=f"{{vision: {{namespaces: [{', '.join(IDLE)}, busy], quota: {{M40: 8}}}}}}"
+    )
+    for name in IDLE:
+        stored = replica.store.open(name)
+        ledger = msgspec.structs.replace(stored.ledger, allotments={"vision": Allotment({"M40": FOUR})})
+        replica.store.write(name, ledger, stored)
+    return world
+
+
 def want(world: World, text: str) -> None:
     """Write the mark of a replica that finds no free quota in the team."""
     stored = world.teams.read("vision")
@@ -41,16 +58,57 @@ def test_unused_allotments_stay_while_the_team_has_much_free_quota(spare: World)
 
 
 def test_unused_allotments_are_taken_back_while_the_team_is_short(spare: World) -> None:
-    spare.allot(**{"team-a": {"M40": FOUR}, "team-b": {"M40": Charge(300)}})
+    spare.allot(**{"team-a": {"M40": Charge(700, 0, 700)}})
     spare.serve()
     assert spare.allotted()["team-a"] == {"M40": ONE}
     assert spare.ledger().allotments["vision"] == Allotment({"M40": ONE}, "checked", 4)
 
 
 def test_empty_allotments_take_no_place_of_other_namespaces(spare: World) -> None:
-    spare.allot(**{"team-a": {}, **{f"n{number}": {"M40": Charge()} for number in range(CROWDED)}, "team-b": {}})
+    spare.allot(**{f"n{number}": {"M40": Charge()} for number in range(CROWDED + 1)})
     spare.serve()
     assert spare.allotted() == {}
+    spare.allot(**{"team-a": {}, "team-b": {"M40": Charge(700, 0, 700)}})
+    want(spare, "x")
+    spare.serve()
+    assert spare.allotted() == {}
+
+
+def test_only_the_largest_unused_allotments_are_taken_back_until_the_team_is_not_short(idle: World) -> None:
+    idle.allot(**{"idle-0": {"M40": ONE}, "idle-1": {"M40": FOUR}, "idle-2": {"M40": TWO}})
+    idle.serve()
+    assert idle.allotted() == {"idle-0": {"M40": ONE}, "idle-2": {"M40": TWO}}
+
+
+def test_unused_allotments_are_taken_back_while_other_namespaces_raise_theirs(idle: World, api: ApiDouble) -> None:
+    """Each raise writes the ledger of the team, and so do the marks of the replicas that find no free quota."""
+    idle.allot(**{name: {"M40": TWO} for name in IDLE})
+    puts = itertools.count()
+
+    def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
+        if method == "PUT" and next(puts) % 3 == 0:
+            api.deliver = lambda _method, _timeout, effect: effect()
+            stored = idle.teams.read("vision")
+            idle.teams.write("vision", raised(stored.ledger, "busy", {"M40": ONE}), stored)
+            api.deliver = deliver
+        return effect()
+
+    want(idle, "x")
+    api.deliver = deliver
+    for _ in range(2 * len(IDLE)):
+        idle.serve()
+    assert not {*IDLE} & {*idle.allotted()}
+
+
+def test_a_team_with_many_unused_allotments_does_not_delay_other_teams(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle.allot(**{name: {"M40": TWO} for name in IDLE})
+    want(idle, "x")
+    monkeypatch.setattr(team_allotments, "TURN_SECONDS", 0.0)
+    idle.serve()
+    assert {*IDLE} <= {*idle.allotted()}
+    assert idle.recounter.teams.reconciler.queue.is_active("vision"), "goes on in a later turn"
 
 
 def test_the_old_team_of_a_namespace_is_queued(spare: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,34 +150,6 @@ def test_a_raise_during_the_release_is_not_lost(spare: World, api: ApiDouble) ->
     assert spare.allotted() == {"team-a": {"M40": Charge(500, 0, 500)}}
     assert spare.recounter.teams.reconciler.queue.is_active("vision"), "retried"
     spare.serve()
-    assert spare.allotted() == {"team-a": {"M40": ONE}}
-
-
-def test_the_quota_of_many_namespaces_is_taken_back_while_other_processes_write_the_ledger_of_the_team(
-    spare: World, api: ApiDouble
-) -> None:
-    """A replica that waits for quota writes its mark each second, and all of these writes take longer."""
-    names = [f"n{number}" for number in range(3 * TAKEN_TOGETHER)]
-    spare.place(f"{{vision: {{namespaces: [team-a, {', '.join(names)}], quota: {{M40: 8}}}}}}")
-    unused = Ledger(allotments={"vision": Allotment({"M40": ONE}, "checked")})
-    for name in names:
-        spare.store.write(name, unused, spare.store.open(name))
-    spare.allot(**{"team-a": {"M40": ONE}, **{name: {"M40": ONE} for name in names}})
-    spare.relist()
-    requests = itertools.count(1)
-
-    def deliver(method: str, timeout: float, effect: Effect) -> bytes:
-        if (number := next(requests)) % 30 == 0:
-            api.deliver = delivered
-            want(spare, f"{number}")
-            api.deliver = deliver
-        return delivered(method, timeout, effect)
-
-    for _ in range(5):
-        api.deliver = deliver
-        spare.recounter.teams.reconciler.turn("vision")
-        api.deliver = delivered
-        spare.relist()
     assert spare.allotted() == {"team-a": {"M40": ONE}}
 
 
