@@ -48,7 +48,11 @@ POLICY = "rejected by another policy, after it was charged"
 API_AWAY = "API server or etcd not reached"
 
 _REASONS = (
-    (OVER_QUOTA, {403, 429}, r"(exceeded|larger than the GPU) quota: \w+ in namespace \S+, requested: .* limited: "),
+    (
+        OVER_QUOTA,
+        {403, 429},
+        r"(exceeded|larger than the GPU) quota: \w+ in (namespace|team) \S+, requested: .* limited: ",
+    ),
     (NOT_PINNED, {403}, r"(the pod to|the products of) one GPU model of namespace \S+ \("),
     (POLICY, {403}, rf"{REJECTION}$"),
     (LEDGER_LOST, {403}, r"ledger of namespace \S+ was lost\. Pods that were charged in the ledger may"),

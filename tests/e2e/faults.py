@@ -12,19 +12,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tests.e2e.chaos import Callers, Controllers, Victim
 from tests.e2e.dra import claims_path
 from tests.e2e.held_clock import HeldClock
-from tests.e2e.installation import ledger_path
-from tests.e2e.observer import AWAY
-from tests.e2e.quota_config import QuotaConfigMap
+from tests.e2e.installation import LEDGERS, ledger_path
+from tests.e2e.observer import AWAY, TOTAL
+from tests.e2e.quota_config import TEAMS, QuotaConfigMap
 from tests.e2e.rest import Json, Rest
 from tests.processes import WebhookProcess
 from tools.component import Component
 from tools.control_plane import ControlPlane
+from vcuda.kube.team_store import team_ledger_name
 
 TICK = 2.0
 CYCLE = 38
@@ -41,6 +42,9 @@ LEADER_DIES = (2, 7, 36)
 APISERVERS_DIE, ETCD_DIES = ((4, 37), (6,)), (35,)
 REPLICA_DIES = range(1, CYCLE, 3)
 LEDGERS_GO = (5, 10, 33, 34)
+TEAM_LEDGERS_GO = (9, 22, 33)
+"""The ticks at which the ledger of a team is deleted. After two of them, ledgers of its namespaces are deleted too."""
+
 EDITS = range(1, CYCLE, 6)
 SWEEPS = (10, 20, 35)
 """The ticks at which all objects in the roomy namespace (the one with a large quota) are deleted."""
@@ -120,6 +124,7 @@ class Havoc:
         etcd = self.planes[0].etcd
         yield f"{etcd.name} killed", ETCD_DIES, partial(restart, etcd)
         yield "ledger deleted", LEDGERS_GO, self._delete_ledger
+        yield "ledger of a team deleted", TEAM_LEDGERS_GO, self._delete_team_ledger
         yield "limit edited", EDITS, lambda tick: self._edit(LESS if tick % (2 * EDITS.step) == EDITS[0] else 1)
         yield "", FULL[:1], lambda _: self.callers.keep.set()
         yield "", FULL[1:], lambda _: self.callers.keep.clear()
@@ -150,10 +155,23 @@ class Havoc:
         self._rest.merge_patch(path, {"metadata": {"finalizers": None}})
         return bool(self._rest.send("DELETE", path).ok())
 
+    def _delete_team_ledger(self, _tick: int) -> bool:
+        present = {*self.callers.present()}
+        [team] = [name for name, entry in self._teams.items() if present >= {*entry["namespaces"]}]
+        return bool(self._rest.send("DELETE", f"{LEDGERS}/{team_ledger_name(team)}").ok())
+
+    @property
+    def _teams(self) -> Mapping[str, Json]:
+        teams: Mapping[str, Json] = json.loads(self.quota.further[TEAMS])
+        return teams
+
     def _edit(self, part: float) -> bool:
         """Multiply all limits of the quota by ``part``. Without a webhook replica that checks the edit, this fails."""
-        entries = {name: {**entry, "quota": scaled(entry["quota"], part)} for name, entry in self.entries.items()}
-        return bool(self.quota.write(json.dumps(entries)).ok())
+        entries, teams = (
+            {name: scaled(each, part) for name, each in all_.items()} for all_ in (self.entries, self._teams)
+        )
+        edited = replace(self.quota, further={TEAMS: json.dumps(teams)})
+        return bool(edited.write(json.dumps(entries)).ok())
 
     def _sweep(self, namespace: str) -> None:
         with suppress(*AWAY):
@@ -162,8 +180,11 @@ class Havoc:
                 self._rest.send("DELETE", claims_path(namespace))
 
 
-def scaled(limits: Mapping[str, float], part: float) -> dict[str, float]:
-    return {model: round(cards * part, 1) for model, cards in limits.items()}
+def scaled(entry: Json, part: float) -> Json:
+    """Return an entry of the quota, or a team, with all its limits multiplied by ``part``."""
+    limits = {model: round(cards * part, 1) for model, cards in entry["quota"].items()}
+    in_total = {TOTAL: round(entry[TOTAL] * part, 1)} if TOTAL in entry else {}
+    return {**entry, "quota": limits, **in_total}
 
 
 def restart(component: Component, _tick: int) -> None:

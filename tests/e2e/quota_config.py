@@ -10,7 +10,7 @@ from tests.e2e.cluster import Cluster, Json
 from tests.e2e.rest import Answer, Rest
 from tests.processes import WebhookProcess
 
-KEY = "gpu_quota"
+KEY, TEAMS = "gpu_quota", "gpu_teams"
 CONFIG = {"quota.vcuda.io/config": "true"}
 """The label of the quota ConfigMaps whose edits the API server sends to /quota for a check."""
 

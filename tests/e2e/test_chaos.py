@@ -1,6 +1,7 @@
 """Tests that the quota stays exact under load, while programs crash or pause, calls are lost, and tenants attack."""
 
 import gc
+import json
 import logging
 import os
 from collections import Counter
@@ -53,7 +54,8 @@ from tests.e2e.installation import (
     running,
 )
 from tests.e2e.lossy_proxy import RandomLosses, lossy_proxy
-from tests.e2e.observer import CLAIMS, PODS, Ghosts, Observer, held
+from tests.e2e.observer import CLAIMS, PODS, TOTAL, Ghosts, Observer, held
+from tests.e2e.quota_config import TEAMS
 from tests.e2e.rest import Answer, Rest
 from tests.e2e.steady import in_threads
 from tests.integration.reviews import gpu_pod
@@ -92,8 +94,12 @@ The callers (threads that create and delete pods) do not use it up during most o
 pod is bound, and the charge of a deleted pod is released at once.
 """
 
-QUOTAS: Sequence[Mapping[str, float]] = ({"M40": 6, "P100": 3}, {"V100": 2.5}, {"M40": 8})
-"""The limits in cards of a group's further namespaces. The test attacks the last one."""
+QUOTAS: Sequence[Mapping[str, float]] = ({"M40": 6, "P100": 3}, {"M40": 4, "V100": 2.5}, {"M40": 8})
+"""The limits in cards of a group's further namespaces. The test attacks the last one. The others are a team."""
+
+TEAM: Mapping[str, float] = {"M40": 7, "P100": 3, "V100": 2.5}
+TEAM_TOTAL = 9
+"""The limits in cards of the team in each group. Its namespaces can use up its limit of M40, and its total."""
 
 MAX_MEMORY = 200
 """Maximum memory of all processes of one webhook replica together, in MiB."""
@@ -157,12 +163,13 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
     claiming = served(own_cluster)
     caplog.set_level(logging.ERROR, "urllib3")  # the test counts lost connections, so urllib3 must not log each of them
     with staged(own_plane, own_cluster, tmp_path) as stage, closing(stage.tenant()) as tenant:
-        own, teams, victims = stage.own, stage.teams, stage.victims
+        own, limits, victims = stage.own, stage.limits, stage.victims
+        namespaces = [name for name in limits if name not in stage.teams.values()]
         callers = Callers(stage.rests, stage.groups, REPLICAS, STAY, claiming)
         ghosts, figures = Ghosts(MAX_TERMINATING), Figures()
         siege = Siege(callers, own_cluster.rest, tenant.rest, own.replicas, ghosts)
         paths = (PODS, CLAIMS) if claiming else (PODS,)
-        listing, watching = (Observer({team: {} for team in teams}, ghosts, paths) for _ in range(2))
+        listing, watching = (Observer({name: {} for name in limits}, ghosts, paths, stage.teams) for _ in range(2))
         observers = listing, watching
         havoc = Havoc(stage.planes, victims[:KILLED], victims[KILLED:], stage.clock, stage.managers, callers, own.quota)
 
@@ -173,10 +180,9 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
                 havoc.wreak(lambda seconds: seconds >= SECONDS and callers.creates >= CREATES)
             # Faults have edited the quota. Store the original quota again, and wait until each running replica uses it.
             replace(own.quota, readers=[victim.current() for victim in victims]).limit_anew(**havoc.entries)
-            await_recounted(own, stage.managers, teams)
+            await_recounted(own, stage.managers, namespaces)
             with ThreadPoolExecutor(FILLERS) as threads:
-                cores = threads.map(partial(fill, own_cluster), teams, teams.values())
-                filled = dict(zip(teams, cores, strict=True))
+                filled = dict(threads.map(lambda name: (name, fill(own_cluster, name, limits[name])), namespaces))
         gc.collect()  # here the test ignores the warnings of unclosed sockets
         reaped = stage.managers.history(REAPED)
         unanswered, faults = (
@@ -191,8 +197,8 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
 
         assert faults == []
         for observer in observers:
-            assert list(exceeded(observer, teams)) == []
-        assert filled == teams
+            assert list(exceeded(observer, limits)) == []
+        assert list(unused(filled, limits, stage.teams)) == []
         assert callers.counts.keys() | callers.claim_counts.keys() <= REASONS
         stored = callers.counts[STORED] + callers.claim_counts[STORED]
         assert stored > 2 * CALLERS
@@ -217,7 +223,8 @@ class Stage:
 
     ``own``: the installation with the replicas that were started first. ``victims``: the replicas to kill or suspend.
     One uses a proxy with ``losses``, and the last one uses ``clock``. ``groups``: the groups of namespaces, each of
-    which begins with a roomy one (with a large quota). ``teams``: for each namespace, its limits in cores by model.
+    which begins with a roomy one (with a large quota). ``limits``: the limits in cores by model, for each namespace and
+    each team. ``teams``: the team of each namespace that has one.
     """
 
     planes: tuple[ControlPlane, ControlPlane]
@@ -226,7 +233,8 @@ class Stage:
     victims: Sequence[Victim[WebhookProcess]]
     managers: Controllers
     groups: Sequence[Sequence[str]]
-    teams: Mapping[str, dict[str, int]]
+    limits: Mapping[str, dict[str, int]]
+    teams: Mapping[str, str]
     clock: HeldClock
     losses: RandomLosses
 
@@ -250,12 +258,19 @@ def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[S
         makes: list[Make] = [*(maker(bare, way) for way in ways), partial(suspended, bare, directory / "held")]
         victims = stack.enter_context(replicas(makes))
         first = [victim.current() for victim in victims]
-        own = replace(bare, replicas=first, quota=replace(bare.quota, readers=first))
+        further: dict[str, str] = {}
+        own = replace(bare, replicas=first, quota=replace(bare.quota, readers=first, further=further))
         await_ready(own)
         groups = [group for _ in range(CYCLES) for group in grouped(own, stack)]
-        teams = {name: in_cores(quota) for group in groups for name, quota in zip(group, (ROOMY, *QUOTAS), strict=True)}
+        limits = {
+            name: in_cores(quota) for group in groups for name, quota in zip(group, (ROOMY, *QUOTAS), strict=True)
+        }
+        namespaces = [*limits]
+        teams = {name: f"team-{group[1]}" for group in groups for name in group[1:-1]}
+        limits |= {team: {**in_cores(TEAM), TOTAL: 100 * TEAM_TOTAL} for team in teams.values()}
+        further[TEAMS] = json.dumps({f"team-{group[1]}": team_entry(group[1:-1]) for group in groups})
         cluster.apply(*policies("allocations.quota.vcuda.io", "claims.quota.vcuda.io"))
-        for manifest in [each for team in teams for each in (templates(team, REPLICAS) if claiming else ())]:
+        for manifest in [each for name in namespaces for each in (templates(name, REPLICAS) if claiming else ())]:
             cluster.create(manifest)
         own.quota.limit(**{"*": {"quota": {"M40": 1}}})  # namespaces that do not exist have a limit too
         stack.enter_context(registered(own))
@@ -273,7 +288,8 @@ def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[S
         for roomy in dict.fromkeys(group[0] for group in groups):
             cluster.create(gpu_pod("first", roomy, HALF))
         planes, rests = (plane, other_plane), (cluster.rest, other.rest)
-        yield Stage(planes, rests, own, victims, managers, groups, teams, HeldClock(directory / "held"), losses)
+        clock = HeldClock(directory / "held")
+        yield Stage(planes, rests, own, victims, managers, groups, limits, teams, clock, losses)
 
 
 def grouped(own: Installation, stack: ExitStack) -> Iterator[list[str]]:
@@ -307,21 +323,38 @@ def observed(cluster: Cluster, observers: tuple[Observer, Observer]) -> Iterator
         yield
 
 
-def exceeded(observer: Observer, teams: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    for namespace, quota in teams.items():
-        for model, cores in observer.most[namespace].items():
+def team_entry(namespaces: Sequence[str]) -> Json:
+    return {"namespaces": namespaces, "quota": TEAM, TOTAL: TEAM_TOTAL}
+
+
+def exceeded(observer: Observer, limits: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    for name, quota in limits.items():
+        for model, cores in observer.most[name].items():
             if cores > quota.get(model, 0):
-                yield f"{cores} cores of {model} in {namespace}, limited to {quota}"
+                yield f"{cores} cores of {model} in {name}, limited to {quota}"
 
 
-def await_recounted(own: Installation, managers: Controllers, teams: Mapping[str, Mapping[str, int]]) -> None:
+def unused(
+    filled: Mapping[str, Counter[str]], limits: Mapping[str, Mapping[str, int]], teams: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield each namespace or team whose quota is not used up. The total of a team is used up before other limits."""
+    for name, cores in filled.items():
+        if name not in teams and cores != limits[name]:
+            yield f"{name} uses {cores} of {limits[name]}"
+    for team in set(teams.values()):
+        cores = sum((filled[name] for name in teams if teams[name] == team), Counter())
+        if cores.total() != limits[team][TOTAL]:
+            yield f"{team} uses {cores} of {limits[team]}"
+
+
+def await_recounted(own: Installation, managers: Controllers, namespaces: Sequence[str]) -> None:
     def all_released() -> bool:
         managers.mend()
         with ThreadPoolExecutor(8) as threads:
-            return all(list(threads.map(partial(released, own), teams)))
+            return all(list(threads.map(partial(released, own), namespaces)))
 
     def told() -> str:
-        ledgers = {namespace: own.ledger(namespace) for namespace in teams}
+        ledgers = {namespace: own.ledger(namespace) for namespace in namespaces}
         return "\n\n".join([f"{ledgers}", *(candidate.current().output() for candidate in managers.candidates)])
 
     eventually(all_released, told, 3 * STORABLE + 120)
