@@ -246,10 +246,13 @@ P = TypeVar("P", bound=OwnProcess)
 
 
 class Victim(Generic[P]):
-    """A process that a test kills. After that, ``start`` runs in the background and returns the replacement."""
+    """A process that a test kills. After that, ``start`` runs in the background and returns the replacement.
+
+    ``crashes``: how many processes had ended by themselves before they were killed.
+    """
 
     def __init__(self, start: Callable[[], P], threads: ThreadPoolExecutor, first: P | None = None) -> None:
-        self.kills = 0
+        self.kills = self.crashes = 0
         self._told: list[Fields] = []
         self._start = start
         self._threads = threads
@@ -267,6 +270,7 @@ class Victim(Generic[P]):
 
     def kill(self, *, counted: bool = True) -> None:
         self.kills += counted
+        self.crashes += self.has_ended
         ended = self.current()
         ended.kill()
         self._told += lines_of(ended)

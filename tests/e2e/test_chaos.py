@@ -196,6 +196,7 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
         known = {**ATTACKS, **(CLAIM_ATTACKS if claiming else {})}
 
         assert faults == []
+        assert not any(victim.crashes or victim.has_ended for victim in victims)
         for observer in observers:
             assert list(exceeded(observer, limits)) == []
         assert list(unused(filled, limits, stage.teams)) == []
