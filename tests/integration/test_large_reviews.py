@@ -77,9 +77,9 @@ class Ledgers(MemoryLedgers):
             await self.until()
         return await super().charge(request)
 
-    async def usage(self, namespace: str, seconds: float | None = None) -> Mapping[str, Usage]:
+    async def usage(self, namespace: str, *others: Any) -> Mapping[str, Usage]:
         self.threads.add(threading.current_thread().name)
-        return await super().usage(namespace, seconds)
+        return await super().usage(namespace, *others)
 
 
 def service(ledgers: MemoryLedgers, cards: int = 4, policy: PolicySource | None = None) -> Service:

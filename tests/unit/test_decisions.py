@@ -59,13 +59,13 @@ class Ledgers(MemoryLedgers):
         await super().charge(ChargeRequest("team-a", "before", "M40", Charge(400), request.quota, 0))
         return await super().charge(request)
 
-    async def usage(self, namespace: str, _seconds: float | None = None) -> Mapping[str, Usage]:
+    async def usage(self, namespace: str, *_: object) -> Mapping[str, Usage]:
         if isinstance(self._fault, VcudaError):
             raise self._fault
         assert namespace == "team-a"
         return {"M40": Usage(Charge(400), Charge(400))}
 
-    async def cached_usage(self, namespace: str, _seconds: float | None = None) -> Mapping[str, Usage]:
+    async def cached_usage(self, namespace: str, *_: object) -> Mapping[str, Usage]:
         return await self.usage(namespace)
 
 

@@ -214,7 +214,7 @@ def test_a_read_of_a_usage_ends_in_the_time_of_its_caller(api: ApiDouble, replic
 
 async def overtaken(replica: Replica, gate: Gate) -> None:
     try:
-        await replica.ledgers.usage("team-a", 0)
+        await replica.ledgers.usage("team-a", None, 0)
     finally:
         gate.opened.set()
 

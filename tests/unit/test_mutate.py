@@ -14,7 +14,7 @@ from tests.tables import cases
 from tools.reviews import mutate
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.patches import PinSettings
-from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Team, Usage
 from webhook.ledger.charging import ChargeRequest, RetryLater
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review.decisions import RecentChoices
@@ -33,11 +33,11 @@ class Ledgers(MemoryLedgers):
     async def charge(self, demand: ChargeRequest) -> RetryLater:
         raise AssertionError(f"/mutate charged {demand.uid}")
 
-    async def usage(self, namespace: str, _seconds: float | None = None) -> Mapping[str, Usage]:
+    async def usage(self, namespace: str, *_: object) -> Mapping[str, Usage]:
         assert namespace == "team-a"
         return {model: Usage(Charge(cores)) for model, cores in self._now.items()}
 
-    async def cached_usage(self, namespace: str, _seconds: float | None = None) -> Mapping[str, Usage]:
+    async def cached_usage(self, namespace: str, *_: object) -> Mapping[str, Usage]:
         assert namespace == "team-a"
         return {model: Usage(Charge(cores)) for model, cores in self._before.items()}
 
@@ -90,7 +90,7 @@ class Counted(Ledgers):
         self._stored = stored
 
     async def stored_usage(
-        self, namespace: str, charged: Mapping[str, Usage], deadline: float
+        self, namespace: str, _team: Team | None, charged: Mapping[str, Usage], deadline: float
     ) -> Mapping[str, Usage] | None:
         assert (namespace, charged, deadline) == ("team-a", await self.usage(namespace), DEADLINE)
         return None if self._stored is None else {model: Usage(Charge(cores)) for model, cores in self._stored.items()}

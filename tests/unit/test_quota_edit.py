@@ -36,7 +36,7 @@ class Used(MemoryLedgers):
         super().__init__()
         self._used = used
 
-    async def usage(self, namespace: str, _seconds: float | None = None) -> Mapping[str, Usage]:
+    async def usage(self, namespace: str, *_: object) -> Mapping[str, Usage]:
         found = self._used.get(namespace.replace("-", "_"))
         if isinstance(found, VcudaError):
             raise found

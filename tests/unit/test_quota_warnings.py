@@ -123,10 +123,11 @@ def test_an_edit_whose_usage_cannot_be_compared_in_time_is_accepted_with_a_warni
 class Slow(Used):
     """Ledgers whose entry for namespace slow never answers. Each read of it takes all the time that it may take."""
 
-    async def usage(self, namespace: str, seconds: float | None = None) -> Mapping[str, Usage]:
+    async def usage(self, namespace: str, *others: object) -> Mapping[str, Usage]:
+        _, seconds = others
         if namespace != "slow":
             return await super().usage(namespace)
-        assert seconds is not None
+        assert isinstance(seconds, float)
         assert seconds <= READING_SECONDS
         raise Unavailable("the ledger could not be read in time")
 

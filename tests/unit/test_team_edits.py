@@ -278,9 +278,9 @@ def test_the_summary_of_an_edit_has_the_changes_of_teams() -> None:
 class Slow(Used):
     """Ledgers that each take two milliseconds to read."""
 
-    async def usage(self, namespace: str, seconds: float | None = None) -> Mapping[str, Usage]:
+    async def usage(self, namespace: str, *others: object) -> Mapping[str, Usage]:
         time.sleep(0.002)
-        return await super().usage(namespace, seconds)
+        return await super().usage(namespace, *others)
 
 
 def test_an_edit_of_a_team_with_ten_thousand_namespaces_is_answered_in_bounded_time(

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.replicas import CARD, asked
 from tests.tables import cases
-from tests.team_members import VISION, Members, Recorder, quota, vision
+from tests.team_members import SPEECH, VISION, Members, Recorder, quota, vision
 from tests.waiting import PATIENT
 from vcuda.errors import LedgerLost, ListOverdue, Unavailable
 from vcuda.ledger.ledger import Admitted, Rejected
@@ -90,7 +90,7 @@ def test_a_pod_that_is_admitted_while_the_ledger_of_the_team_is_read_stays_charg
 def test_a_closed_ledger_of_the_team_in_memory_allots_nothing(members: Members) -> None:
     members.charge("a")
     members.change_team(lambda team: replace(team, closed="restored-1"))
-    members.replica.usage()
+    asyncio.run(members.replica.ledgers.usage("team-a", VISION))
     with pytest.raises(LedgerLost):
         members.charge("b")
 
@@ -241,14 +241,28 @@ def test_counting_ends_when_the_quota_of_the_team_is_used(members: Members, monk
 
 def test_the_usage_of_a_member_includes_what_other_namespaces_may_use(members: Members) -> None:
     members.charge_all("team-a", "team-b", "team-b")
-    usage = members.replica.usage()
+    usage = asyncio.run(members.replica.ledgers.usage("team-a", VISION))
     assert (usage["M40"].used, usage["M40"].others) == (CARD, CARD * 2)
+
+
+@cases("team, others", new=(SPEECH, CARD), none=(None, Charge()))
+def test_the_usage_of_a_namespace_that_moves_has_the_usage_of_the_team_in_the_reviewed_quota(
+    members: Members, team: Team | None, others: Charge
+) -> None:
+    """The ledger of the namespace still names its former team."""
+    members.charge_all("team-a", "team-b", "team-b")
+    members.charge_all("team-c", quota=quota(SPEECH))
+    members.store_pods("team-c", 1)
+    ledgers = members.replica.ledgers
+    cached, usage = asyncio.run(ledgers.cached_usage("team-a", team)), asyncio.run(ledgers.usage("team-a", team))
+    stored = asyncio.run(ledgers.stored_usage("team-a", team, usage, members.clock.now + PATIENT))
+    assert [each.get("M40", Usage()).others for each in (cached, usage, stored or usage)] == [others] * 3
 
 
 def test_the_usage_in_memory_costs_no_calls(members: Members, recorder: Recorder) -> None:
     members.charge_all("team-b", "team-b", "team-a")
     recorder.forget_calls()
-    usage = asyncio.run(members.replica.ledgers.cached_usage("team-a"))
+    usage = asyncio.run(members.replica.ledgers.cached_usage("team-a", VISION))
     assert (usage["M40"].others, recorder.calls) == (CARD * 2, [])
 
 
@@ -269,7 +283,7 @@ def test_outdated_allotments_are_read_again_by_one_call_for_all_reviews(members:
     recorder.named.clear()
 
     async def usages() -> None:
-        await asyncio.gather(*(members.replica.ledgers.cached_usage("team-a") for _ in range(8)))
+        await asyncio.gather(*(members.replica.ledgers.cached_usage("team-a", VISION) for _ in range(8)))
 
     asyncio.run(usages())
     assert recorder.named.count("GET team.vision") == 1
@@ -285,7 +299,7 @@ def test_a_model_is_chosen_although_the_ledger_of_the_team_cannot_be_read(member
         return effect()
 
     recorder.deliver = deliver
-    usage = asyncio.run(members.replica.ledgers.cached_usage("team-a"))
+    usage = asyncio.run(members.replica.ledgers.cached_usage("team-a", VISION))
     assert usage["M40"].others == CARD
 
 

@@ -281,7 +281,7 @@ FORBIDDEN = Forbidden(403, 'configmaps "gpu-ledger-team-a" is forbidden: User "v
 class Failing(MemoryLedgers):
     """Ledgers that /mutate cannot read."""
 
-    async def cached_usage(self, _namespace: str, _seconds: float | None = None) -> Mapping[str, Usage]:
+    async def cached_usage(self, _namespace: str, *_: object) -> Mapping[str, Usage]:
         raise FORBIDDEN
 
 

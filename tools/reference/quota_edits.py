@@ -84,14 +84,14 @@ def edits() -> Iterator[Told]:
 class _Used(MemoryLedgers):
     """A test double of the ledgers, in which three cards are used."""
 
-    async def usage(self, _namespace: str, _seconds: float | None = None) -> Mapping[str, Usage]:
+    async def usage(self, _namespace: str, *_: object) -> Mapping[str, Usage]:
         return {"M40": Usage(Charge(300, 0, 300))}
 
 
 class _Silent(MemoryLedgers):
     """A test double of the ledgers, which cannot be read."""
 
-    async def usage(self, _namespace: str, _seconds: float | None = None) -> Mapping[str, Usage]:
+    async def usage(self, _namespace: str, *_: object) -> Mapping[str, Usage]:
         raise Unavailable("the API server does not answer")
 
 

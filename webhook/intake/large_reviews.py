@@ -21,7 +21,7 @@ import msgspec
 
 from vcuda.admission_review import ReviewDeadline
 from vcuda.errors import Dropped, DropReason
-from vcuda.quota.model import Usage
+from vcuda.quota.model import Team, Usage
 from webhook.intake.bodies import MAX_BODY
 from webhook.intake.fair_queue import Bounds, FairQueue
 from webhook.ledger.charging import ChargeRequest, Decision, Ledgers
@@ -70,16 +70,18 @@ class _LoopLedgers(msgspec.Struct, frozen=True):
     async def charge(self, request: ChargeRequest) -> Decision:
         return await LedgerCall(lambda: self.ledgers.charge(request), charges=not request.dry_run)
 
-    async def usage(self, namespace: str, seconds: float | None = None) -> Mapping[str, Usage]:
-        return await LedgerCall(lambda: self.ledgers.usage(namespace, seconds))
+    async def usage(
+        self, namespace: str, team: Team | None = None, seconds: float | None = None
+    ) -> Mapping[str, Usage]:
+        return await LedgerCall(lambda: self.ledgers.usage(namespace, team, seconds))
 
-    async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
-        return await LedgerCall(lambda: self.ledgers.cached_usage(namespace))
+    async def cached_usage(self, namespace: str, team: Team | None = None) -> Mapping[str, Usage]:
+        return await LedgerCall(lambda: self.ledgers.cached_usage(namespace, team))
 
     async def stored_usage(
-        self, namespace: str, charged: Mapping[str, Usage], deadline: float
+        self, namespace: str, team: Team | None, charged: Mapping[str, Usage], deadline: float
     ) -> Mapping[str, Usage] | None:
-        return await LedgerCall(lambda: self.ledgers.stored_usage(namespace, charged, deadline))
+        return await LedgerCall(lambda: self.ledgers.stored_usage(namespace, team, charged, deadline))
 
     async def close(self) -> None:
         """Do nothing: the server closes the ledgers on the event loop."""

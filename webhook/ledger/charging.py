@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from vcuda.ledger.ledger import MAX_PENDING, Admitted, Rejected
-from vcuda.quota.model import Charge, NamespaceQuota, Usage
+from vcuda.quota.model import Charge, NamespaceQuota, Team, Usage
 from vcuda.quota.shortage import Shortage
 
 
@@ -70,17 +70,22 @@ class Ledgers(Protocol):
         be recorded or not.
         """
 
-    async def usage(self, namespace: str, seconds: float | None = None) -> Mapping[str, Usage]:
+    # ``team``: the team of the namespace by the quota of the review. The usages then have the usage of its other
+    # namespaces too. The ledger of the namespace may still name another team.
+
+    async def usage(
+        self, namespace: str, team: Team | None = None, seconds: float | None = None
+    ) -> Mapping[str, Usage]:
         """Return the usage of the namespace by GPU model. Models without a charge are left out.
 
         Raises Unavailable if the store of the ledgers does not answer, or not within ``seconds``.
         """
 
-    async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
+    async def cached_usage(self, namespace: str, team: Team | None = None) -> Mapping[str, Usage]:
         """Return the usage by GPU model, up to some seconds old. The caller must not reject a pod by this usage."""
 
     async def stored_usage(
-        self, namespace: str, charged: Mapping[str, Usage], deadline: float
+        self, namespace: str, team: Team | None, charged: Mapping[str, Usage], deadline: float
     ) -> Mapping[str, Usage] | None:
         """Return the usage by GPU model: all stored pods and claims, and the terminating charges in ``charged``.
 

@@ -12,7 +12,7 @@ import msgspec
 from vcuda.errors import ListOverdue, Unavailable
 from vcuda.ledger.ledger import MAX_PENDING, Admitted, Ledger, charges_by_model
 from vcuda.quota.membership import NO_MEMBERS, Members
-from vcuda.quota.model import Charge, Usage
+from vcuda.quota.model import Charge, Team, Usage
 from webhook.ledger.batches import decide
 from webhook.ledger.charging import TOO_MANY_NAMESPACES, ChargeRequest, Decision, RetryLater
 from webhook.ledger.namespace_ledger import NamespaceLedger
@@ -80,23 +80,25 @@ class ClusterLedgers(Shared):
         except ListOverdue as error:
             return RetryLater(str(error))
 
-    async def usage(self, namespace: str, seconds: float | None = None) -> Mapping[str, Usage]:
+    async def usage(
+        self, namespace: str, team: Team | None = None, seconds: float | None = None
+    ) -> Mapping[str, Usage]:
         # A missing namespace is no error here, because a namespace may get its quota before it exists.
         try:
             async with asyncio.timeout(seconds):
-                return await self._ledgers[namespace].usage()
+                return await self._ledgers[namespace].usage(team)
         except TimeoutError as error:
             raise Unavailable(f"the ledger could not be read within {seconds:g} s") from error
 
-    async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
+    async def cached_usage(self, namespace: str, team: Team | None = None) -> Mapping[str, Usage]:
         if self.check_namespace:
             await self.check_namespace(namespace)
-        return await self._ledgers[namespace].cached_usage()
+        return await self._ledgers[namespace].cached_usage(team)
 
     async def stored_usage(
-        self, namespace: str, charged: Mapping[str, Usage], deadline: float
+        self, namespace: str, team: Team | None, charged: Mapping[str, Usage], deadline: float
     ) -> Mapping[str, Usage] | None:
-        return await self._ledgers[namespace].stored_usage(charged, deadline)
+        return await self._ledgers[namespace].stored_usage(team, charged, deadline)
 
     async def flush(self) -> None:
         """Write to each ledger the charges that this replica admitted without a write, and its next reservation.
@@ -137,7 +139,9 @@ class MemoryLedgers:
             self._ledgers[request.namespace] = _oldest_committed(decision.ledger)
         return decision
 
-    async def usage(self, namespace: str, _seconds: float | None = None) -> Mapping[str, Usage]:
+    async def usage(
+        self, namespace: str, _team: Team | None = None, _seconds: float | None = None
+    ) -> Mapping[str, Usage]:
         return beside_others(self._ledgers.get(namespace, Ledger()).usages(), self._of_others(namespace) or {})
 
     def _of_others(self, namespace: str) -> Mapping[str, Charge] | None:
@@ -152,7 +156,7 @@ class MemoryLedgers:
     cached_usage = usage
 
     async def stored_usage(
-        self, _namespace: str, charged: Mapping[str, Usage], _deadline: float
+        self, _namespace: str, _team: Team | None, charged: Mapping[str, Usage], _deadline: float
     ) -> Mapping[str, Usage] | None:
         """Return ``charged``, because ledgers in memory have no stored pods and claims that could be counted."""
         return charged

@@ -13,7 +13,7 @@ from vcuda.kube import Stored
 from vcuda.ledger.ledger import NO_MODEL, Admitted, Ledger, Rejected, is_counted_before, is_older
 from vcuda.ledger.recount import ObservedPods, recount
 from vcuda.ledger.team import Membership, join, leave
-from vcuda.quota.model import Usage, all_models
+from vcuda.quota.model import Team, Usage, all_models
 from vcuda.quota.shortage import Shortage
 from webhook.ledger.batches import BatchCommitter, Charging, Read, SharedCall
 from webhook.ledger.charging import ChargeRequest, Decision, PutOff, RetryLater
@@ -181,21 +181,17 @@ class NamespaceLedger:
             return replace(judged, shortages=(decision.shortage,))
         return decision
 
-    async def stored_usage(self, charged: Mapping[str, Usage], deadline: float) -> Mapping[str, Usage] | None:
+    async def stored_usage(
+        self, team: Team | None, charged: Mapping[str, Usage], deadline: float
+    ) -> Mapping[str, Usage] | None:
         usages = await self._fresh_count.usages(charged, deadline)
-        if usages is None or (account := self._account) is None:
+        if usages is None or team is None:
             return usages
-        others = await account.counted_others(self._namespace, deadline)
+        others = await self._team_account(team.name).counted_others(self._namespace, deadline)
         return None if others is None else beside_others(usages, others)
 
     async def _list(self) -> ObservedPods:
         return await self._shared.listed(self._shared.store.count_pods, self._namespace, READ_TIMEOUT_SECONDS)
-
-    @property
-    def _account(self) -> TeamAccount | None:
-        """The account of the team that this namespace joined last; None if it has no team."""
-        *_, team = "", *self._newest.allotments
-        return self._team_account(team) if team else None
 
     async def _gather(self, last_batch: int) -> None:
         # More charges can join the batch during this sleep. If the previous batch had one charge, there is no load, so
@@ -229,17 +225,20 @@ class NamespaceLedger:
                 if self._reserved.active:
                     await self._attempt([])
 
-    async def cached_usage(self) -> Mapping[str, Usage]:
+    async def cached_usage(self, team: Team | None = None) -> Mapping[str, Usage]:
         good_for = SPENDING_USAGE_SECONDS if self._reserved.active else CACHED_USAGE_SECONDS
         if self._shared.clock() - self._usages_read_at >= good_for:
             await self._read_usages()
-        account = self._account
-        return beside_others(self._usages, await account.others(self._namespace)) if account else self._usages
+        if team is None:
+            return self._usages
+        return beside_others(self._usages, await self._team_account(team.name).others(self._namespace))
 
-    async def usage(self) -> Mapping[str, Usage]:
+    async def usage(self, team: Team | None = None) -> Mapping[str, Usage]:
         """Read the ledger, and return its usage without reservations. After a timeout, return the usage in memory."""
         usages = await self._read_usages()
-        return beside_others(usages, await account.others(self._namespace, 0)) if (account := self._account) else usages
+        if team is None:
+            return usages
+        return beside_others(usages, await self._team_account(team.name).others(self._namespace, 0))
 
     async def _read_usages(self) -> Mapping[str, Usage]:
         with contextlib.suppress(ListOverdue):  # /validate reports that a LIST takes too long

@@ -180,7 +180,7 @@ async def _check_template(review: ClaimReview, ledgers: Ledgers) -> Verdict:
     if not candidates.models:
         outcome, sentence = Outcome.NOT_ALLOWED, candidates.sentence("claim", namespace, quota)
     elif not request.faults:
-        options = candidates.options(quota, request.charge, await ledgers.cached_usage(namespace))
+        options = candidates.options(quota, request.charge, await ledgers.cached_usage(namespace, quota.team))
         short = shortages_of(options)
         if len(short) == len(options):
             sentence, waits = exceeded(namespace, *short), not all(each.can_never_fit for each in short)

@@ -290,15 +290,15 @@ def _several_models(review: Review, allowed: Allowed) -> str:
 
 
 async def _choose(create: Creation, review: Review, allowed: Allowed) -> Choice | OverQuota | PutOff:
-    namespace, rule = review.namespace, allowed.candidates.rule
+    namespace, team, rule = review.namespace, review.quota.team, allowed.candidates.rule
     options = functools.partial(allowed.candidates.options, review.quota, allowed.charge_on)
-    usage = create.choices.on_top_of(await create.ledgers.cached_usage(namespace), namespace)
+    usage = create.choices.on_top_of(await create.ledgers.cached_usage(namespace, team), namespace)
     choice = choose(options(usage), rule)
     if isinstance(choice, Choice):
         return choice
     # The usage in memory may be outdated. It also includes models chosen for pods that are not charged yet. A rejection
     # must not depend on either, so read the ledger.
-    usage = await create.ledgers.usage(namespace)
+    usage = await create.ledgers.usage(namespace, team)
     if not review.enforced:
         return choose_regardless(options(usage), rule)
     choice = choose(options(usage), rule)
@@ -307,7 +307,7 @@ async def _choose(create: Creation, review: Review, allowed: Allowed) -> Choice 
     # The ledger may still contain the charges of deleted objects. If the stored objects alone leave enough quota, pin
     # the object, and let /validate decide.
     if not all(shortage.can_never_fit for shortage in choice):
-        stored = await create.ledgers.stored_usage(namespace, usage, create.deadline.end)
+        stored = await create.ledgers.stored_usage(namespace, team, usage, create.deadline.end)
         if stored is None:
             return PutOff(choice, counted=False)
         choice = choose(options(stored), rule)

@@ -71,7 +71,7 @@ async def _read(
             return found, [Fault("", f"{text}{len(namespaces) - done}"), *faults]
         check()
         try:
-            usages = await charged.usage(namespace, min(seconds, READING_SECONDS))
+            usages = await charged.usage(namespace, None, min(seconds, READING_SECONDS))
         except (errors.Unavailable, errors.UnreadableLedger, errors.LedgerLost) as error:
             faults.append(Fault(namespace, f"the quota was not compared with the current usage: {error}"))
         else:
