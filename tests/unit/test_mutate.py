@@ -1,7 +1,7 @@
 """Tests of /mutate. It chooses the model of a pod, rejects some pods, and never writes a ledger."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -14,7 +14,8 @@ from tests.tables import cases
 from tools.reviews import mutate
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.patches import PinSettings
-from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Team, Usage
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
+from vcuda.quota.shortage import Shortage
 from webhook.ledger.charging import ChargeRequest, RetryLater
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review.decisions import RecentChoices
@@ -90,7 +91,7 @@ class Counted(Ledgers):
         self._stored = stored
 
     async def stored_usage(
-        self, namespace: str, _team: Team | None, charged: Mapping[str, Usage], deadline: float
+        self, namespace: str, _shortages: Sequence[Shortage], charged: Mapping[str, Usage], deadline: float
     ) -> Mapping[str, Usage] | None:
         assert (namespace, charged, deadline) == ("team-a", await self.usage(namespace), DEADLINE)
         return None if self._stored is None else {model: Usage(Charge(cores)) for model, cores in self._stored.items()}

@@ -17,6 +17,7 @@ from vcuda.ledger.recount import ObservedPods
 from vcuda.ledger.team import raised
 from vcuda.placement.choice import Choice, Option, Rule, choose, shortages_of
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Team, Usage
+from vcuda.quota.shortage import Shortage
 from webhook.ledger.charging import Decision, PutOff
 
 
@@ -245,6 +246,33 @@ def test_the_usage_of_a_member_includes_what_other_namespaces_may_use(members: M
     assert (usage["M40"].used, usage["M40"].others) == (CARD, CARD * 2)
 
 
+@cases(
+    "used, listed",
+    only_unused_quota_is_missing=(1, ["team-a"]),
+    the_ledgers_leave_no_room=(3, ["team-a", "team-a", "team-b"]),
+)
+def test_other_namespaces_are_listed_for_a_choice_only_if_their_ledgers_leave_no_room(
+    members: Members, monkeypatch: pytest.MonkeyPatch, used: int, listed: list[str]
+) -> None:
+    """A LIST of many namespaces may take longer than the review. /validate asks for unused quota."""
+    members.commit("team-a", 0)
+    members.commit("team-b", used)
+    members.change_team(lambda team: raised(team, "team-b", {"M40": CARD * 3}))
+    counted, count = list[str](), members.store.count_pods
+
+    def counting(namespace: str, *args: object) -> ObservedPods:
+        counted.append(namespace)
+        return count(namespace, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(members.store, "count_pods", counting)
+    ledgers = members.replica.ledgers
+    usage = asyncio.run(ledgers.usage("team-a", VISION))
+    options = [Option("M40", CARD * 2, Limit(400), usage["M40"], team=VISION)]
+    stored = asyncio.run(ledgers.stored_usage("team-a", shortages_of(options), usage, members.clock.now + PATIENT))
+    assert stored is not None
+    assert (stored["M40"].others, sorted(counted)) == (CARD if used == 1 else Charge(), listed)
+
+
 @cases("team, others", new=(SPEECH, CARD), none=(None, Charge()))
 def test_the_usage_of_a_namespace_that_moves_has_the_usage_of_the_team_in_the_reviewed_quota(
     members: Members, team: Team | None, others: Charge
@@ -255,7 +283,8 @@ def test_the_usage_of_a_namespace_that_moves_has_the_usage_of_the_team_in_the_re
     members.store_pods("team-c", 1)
     ledgers = members.replica.ledgers
     cached, usage = asyncio.run(ledgers.cached_usage("team-a", team)), asyncio.run(ledgers.usage("team-a", team))
-    stored = asyncio.run(ledgers.stored_usage("team-a", team, usage, members.clock.now + PATIENT))
+    short = [Shortage("M40", CARD * 4, usage["M40"], Limit(400), team=team.name)] if team else []
+    stored = asyncio.run(ledgers.stored_usage("team-a", short, usage, members.clock.now + PATIENT))
     assert [each.get("M40", Usage()).others for each in (cached, usage, stored or usage)] == [others] * 3
 
 

@@ -12,7 +12,7 @@ A small review that takes many steps (`webhook.admission.MAX_REVIEW_STEPS`) is t
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Generic, TypeVar
@@ -22,6 +22,7 @@ import msgspec
 from vcuda.admission_review import ReviewDeadline
 from vcuda.errors import Dropped, DropReason
 from vcuda.quota.model import Team, Usage
+from vcuda.quota.shortage import Shortage
 from webhook.intake.bodies import MAX_BODY
 from webhook.intake.fair_queue import Bounds, FairQueue
 from webhook.ledger.charging import ChargeRequest, Decision, Ledgers
@@ -79,9 +80,9 @@ class _LoopLedgers(msgspec.Struct, frozen=True):
         return await LedgerCall(lambda: self.ledgers.cached_usage(namespace, team))
 
     async def stored_usage(
-        self, namespace: str, team: Team | None, charged: Mapping[str, Usage], deadline: float
+        self, namespace: str, shortages: Sequence[Shortage], charged: Mapping[str, Usage], deadline: float
     ) -> Mapping[str, Usage] | None:
-        return await LedgerCall(lambda: self.ledgers.stored_usage(namespace, team, charged, deadline))
+        return await LedgerCall(lambda: self.ledgers.stored_usage(namespace, shortages, charged, deadline))
 
     async def close(self) -> None:
         """Do nothing: the server closes the ledgers on the event loop."""

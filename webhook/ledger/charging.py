@@ -1,7 +1,7 @@
 """The interface of the ledgers, which record the GPU charges of namespaces: requests to charge, and decisions."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -85,11 +85,13 @@ class Ledgers(Protocol):
         """Return the usage by GPU model, up to some seconds old. The caller must not reject a pod by this usage."""
 
     async def stored_usage(
-        self, namespace: str, team: Team | None, charged: Mapping[str, Usage], deadline: float
+        self, namespace: str, shortages: Sequence[Shortage], charged: Mapping[str, Usage], deadline: float
     ) -> Mapping[str, Usage] | None:
         """Return the usage by GPU model: all stored pods and claims, and the terminating charges in ``charged``.
 
-        Terminating charges belong to deleted pods that may still run. A rejection may depend on this usage. Return None
+        Terminating charges belong to deleted pods that may still run. ``shortages``: why no model fits ``charged``. If
+        a limit of the team causes one of them, the other namespaces are counted until it is certain whether it is real.
+        A rejection may depend on this usage. Return None
         if the count does not end before the deadline. Raises Unavailable if the store does not answer.
         """
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import types
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -13,6 +13,7 @@ from vcuda.errors import ListOverdue, Unavailable
 from vcuda.ledger.ledger import MAX_PENDING, Admitted, Ledger, charges_by_model
 from vcuda.quota.membership import NO_MEMBERS, Members
 from vcuda.quota.model import Charge, Team, Usage
+from vcuda.quota.shortage import Shortage
 from webhook.ledger.batches import decide
 from webhook.ledger.charging import TOO_MANY_NAMESPACES, ChargeRequest, Decision, RetryLater
 from webhook.ledger.namespace_ledger import NamespaceLedger
@@ -96,9 +97,9 @@ class ClusterLedgers(Shared):
         return await self._ledgers[namespace].cached_usage(team)
 
     async def stored_usage(
-        self, namespace: str, team: Team | None, charged: Mapping[str, Usage], deadline: float
+        self, namespace: str, shortages: Sequence[Shortage], charged: Mapping[str, Usage], deadline: float
     ) -> Mapping[str, Usage] | None:
-        return await self._ledgers[namespace].stored_usage(team, charged, deadline)
+        return await self._ledgers[namespace].stored_usage(shortages, charged, deadline)
 
     async def flush(self) -> None:
         """Write to each ledger the charges that this replica admitted without a write, and its next reservation.
@@ -156,7 +157,7 @@ class MemoryLedgers:
     cached_usage = usage
 
     async def stored_usage(
-        self, _namespace: str, _team: Team | None, charged: Mapping[str, Usage], _deadline: float
+        self, _namespace: str, _shortages: Sequence[Shortage], charged: Mapping[str, Usage], _deadline: float
     ) -> Mapping[str, Usage] | None:
         """Return ``charged``, because ledgers in memory have no stored pods and claims that could be counted."""
         return charged

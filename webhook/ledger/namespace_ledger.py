@@ -182,12 +182,14 @@ class NamespaceLedger:
         return decision
 
     async def stored_usage(
-        self, team: Team | None, charged: Mapping[str, Usage], deadline: float
+        self, shortages: Sequence[Shortage], charged: Mapping[str, Usage], deadline: float
     ) -> Mapping[str, Usage] | None:
         usages = await self._fresh_count.usages(charged, deadline)
-        if usages is None or team is None:
+        of_team = [each for each in shortages if each.team]
+        if usages is None or not of_team:
             return usages
-        others = await self._team_account(team.name).counted_others(self._namespace, deadline)
+        account = self._team_account(of_team[0].team)
+        others = await account.counted_others(self._namespace, of_team, deadline)
         return None if others is None else beside_others(usages, others)
 
     async def _list(self) -> ObservedPods:

@@ -29,26 +29,22 @@ Used = Mapping[str, Allotted]
 
 class _Question(NamedTuple):
     namespace: str
-    shortage: Shortage | None
-    """The question is whether this shortage is real; None to count every namespace."""
+    shortages: Sequence[Shortage]
+    """The question is whether all of these are real. Each is a shortage of the team's quota."""
 
-    def judged(self, used: Used) -> Shortage | None:
+    def judged(self, shortage: Shortage, used: Used) -> Shortage:
         """Return the shortage with the charges in ``used``."""
-        if self.shortage is None:
-            return None
-        own = self._amount(used.get(self.namespace, {}))
-        others = total(self._amount(each) for namespace, each in used.items() if namespace != self.namespace)
-        usage = Usage(own, terminating=self.shortage.usage.terminating, others=others)
-        return replace(self.shortage, usage=usage)
-
-    def _amount(self, charges: Allotted) -> Charge:
-        if self.shortage is None or self.shortage.of_total:
-            return total(charges.values())
-        return charges.get(self.shortage.model, Charge())
+        amounts = {namespace: _amount(shortage, each) for namespace, each in used.items()}
+        own = amounts.pop(self.namespace, Charge())
+        usage = Usage(own, terminating=shortage.usage.terminating, others=total(amounts.values()))
+        return replace(shortage, usage=usage)
 
     def is_short(self, used: Used) -> bool:
-        judged = self.judged(used)
-        return judged is not None and judged.missing
+        return all(self.judged(each, used).missing for each in self.shortages)
+
+
+def _amount(shortage: Shortage, charges: Allotted) -> Charge:
+    return total(charges.values()) if shortage.of_total else charges.get(shortage.model, Charge())
 
 
 class TeamCount:
@@ -66,15 +62,18 @@ class TeamCount:
         The count begins after this call. ``shortage``: why the charge does not fit. Raises Unavailable if the ledgers
         of the team could not be listed.
         """
-        question = _Question(namespace, shortage)
+        question = _Question(namespace, (shortage,))
         if (used := await self._counts.serve(question, deadline)) is None:
             return PutOff((shortage,), counted=False)
-        judged = question.judged(used)
-        return Rejected(judged) if judged and judged.missing else PutOff((shortage,))
+        judged = question.judged(shortage, used)
+        return Rejected(judged) if judged.missing else PutOff((shortage,))
 
-    async def others(self, namespace: str, deadline: float) -> Allotted | None:
-        """Return what the other namespaces use, by model; None if the count does not end before the deadline."""
-        if (used := await self._counts.serve(_Question(namespace, None), deadline)) is None:
+    async def others(self, namespace: str, shortages: Sequence[Shortage], deadline: float) -> Allotted | None:
+        """Return what the other namespaces use, by model; None if the count does not end before the deadline.
+
+        The count ends when it is certain whether all of the shortages are real.
+        """
+        if (used := await self._counts.serve(_Question(namespace, shortages), deadline)) is None:
             return None
         return charges_by_model(each for name, own in used.items() if name != namespace for each in own.items())
 
@@ -84,7 +83,7 @@ class TeamCount:
             version, ledgers = await self._shared.listed(self._shared.teams.members, self._team, READ_TIMEOUT_SECONDS)
             in_use = {name: needed(replace(each, reserved={})) for name, each in ledgers.items()}
             # If the charges in the ledgers leave room, nothing needs to be listed: only unused quota is missing.
-            open_ = [call for call in calls if call.item.shortage is None or call.item.is_short(in_use)]
+            open_ = [call for call in calls if call.item.is_short(in_use)]
             for call in calls:
                 if call not in open_:
                     call.resolve(in_use)

@@ -307,7 +307,7 @@ async def _choose(create: Creation, review: Review, allowed: Allowed) -> Choice 
     # The ledger may still contain the charges of deleted objects. If the stored objects alone leave enough quota, pin
     # the object, and let /validate decide.
     if not all(shortage.can_never_fit for shortage in choice):
-        stored = await create.ledgers.stored_usage(namespace, team, usage, create.deadline.end)
+        stored = await create.ledgers.stored_usage(namespace, choice, usage, create.deadline.end)
         if stored is None:
             return PutOff(choice, counted=False)
         choice = choose(options(stored), rule)
