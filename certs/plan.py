@@ -6,7 +6,7 @@ from cryptography import x509
 
 from certs import state as states, steps
 from certs.steps import Decision, RotationPolicy, SeenFor
-from vcuda.x509 import Signed, common_name, signed_by
+from vcuda.x509 import Signed, common_name, renewal_due, signed_by
 
 
 def outdated(certificate: x509.Certificate, now: datetime, policy: RotationPolicy, name: str = "the leaf") -> str:
@@ -390,6 +390,4 @@ def idle(state: states.State, now: datetime, policy: RotationPolicy) -> tuple[st
 
 def _next_due(state: states.State) -> datetime | None:
     ours = [one.certificate for one in (state.serving.leaf, state.authorities.current) if one]
-    return min(
-        (one.not_valid_after_utc - (one.not_valid_after_utc - states.issued(one)) / 3 for one in ours), default=None
-    )
+    return min((renewal_due(states.issued(one), one.not_valid_after_utc) for one in ours), default=None)

@@ -8,7 +8,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
-from vcuda.x509 import BACKDATE, Names, Signed, is_ours, signed_by
+from vcuda.x509 import BACKDATE, Names, Signed, is_ours, renewal_due, signed_by
 
 Certificates = tuple[x509.Certificate, ...]
 
@@ -202,10 +202,8 @@ def is_valid(certificate: x509.Certificate, now: datetime) -> bool:
 
 
 def in_look_ahead(certificate: x509.Certificate, now: datetime) -> bool:
-    """Return True if the certificate is due for renewal, because less than a third of its life is left."""
-    # A third of the life is enough time for retries if the renewal fails at first. cert-manager renews at a third too.
-    life = certificate.not_valid_after_utc - issued(certificate)
-    return certificate.not_valid_after_utc - now < life / 3
+    """Return True if the certificate is due for renewal."""
+    return now > renewal_due(issued(certificate), certificate.not_valid_after_utc)
 
 
 def trusts(bundle: Iterable[x509.Certificate], leaf: x509.Certificate | None, now: datetime) -> bool:

@@ -20,6 +20,7 @@ from vcuda import errors, k8s_types, tls
 from vcuda.k8s_types import Decoder
 from vcuda.kube import Event, InvolvedObject, Kube, post_event, segment
 from vcuda.kube.endpoints import service_addresses
+from vcuda.x509 import renewal_due
 
 LOOK_SECONDS = 5.0  # Seconds between two LISTs of the webhook's endpoints.
 INTERVAL = datetime.timedelta(minutes=5)  # The time between two reads of one endpoint's certificate.
@@ -121,13 +122,12 @@ def _certificate_of(address: str, leaf: Certificate | None, fault: str) -> Serve
 
 
 def is_late(one: ServedCertificate, now: datetime.datetime) -> bool:
-    """Return True if a certificate was not renewed in time. Renewal is due when a third of the lifetime is left."""
+    """Return True if a certificate was not renewed in time."""
     if one.start is None or one.end is None:
         return False
-    life = one.end - one.start
     # Renewal is overdue if it is late by a thirtieth of the certificate's lifetime, or by 36 hours if that is less. The
     # CronJob that renews certificates runs several times in this period.
-    return one.end - now < life / 3 - min(life / 30, datetime.timedelta(hours=36))
+    return now > renewal_due(one.start, one.end) + min((one.end - one.start) / 30, datetime.timedelta(hours=36))
 
 
 def message_for(late: ServedCertificate, now: datetime.datetime, namespace: str) -> str:

@@ -22,15 +22,17 @@ INCOMPLETE_SECONDS = 5.0
 ATTEMPTS, PAUSE_SECONDS = 10, 1.0
 
 NO_POLICIES = MissingObject(
-    *("AdmissionPlugin", "ValidatingAdmissionPolicy"),
+    "AdmissionPlugin",
+    "ValidatingAdmissionPolicy",
     "is disabled: the API server does not evaluate policy in-effect.quota.vcuda.io",
 )
 NO_WEBHOOKS = MissingObject(
-    *("AdmissionPlugin", "ValidatingAdmissionWebhook"),
+    "AdmissionPlugin",
+    "ValidatingAdmissionWebhook",
     "is disabled: the API server does not call webhook config.quota.vcuda.io",
 )
 NO_TRUST = MissingObject(
-    *(VALIDATING, "vcuda-quota"), "has a caBundle by which the API server does not trust the webhook's certificate"
+    VALIDATING, "vcuda-quota", "has a caBundle by which the API server does not trust the webhook's certificate"
 )
 EXPIRED = MissingObject(VALIDATING, "vcuda-quota", "cannot be called, because the webhook's certificate has expired")
 HAS_EXPIRED = "certificate has expired"

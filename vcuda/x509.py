@@ -172,6 +172,12 @@ def _make_leaf(
     )
 
 
+def renewal_due(start: datetime, end: datetime) -> datetime:
+    """Return when a certificate that is valid from ``start`` to ``end`` should be renewed."""
+    # A third of the life is enough time for retries if the renewal fails at first. cert-manager renews at a third too.
+    return end - (end - start) / 3
+
+
 def signed_by(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
     """Return True if ``authority`` signed ``leaf`` and is named as its issuer. Validity periods are not checked."""
     try:

@@ -180,7 +180,10 @@ class Service(msgspec.Struct, frozen=True):
         if path == "/quota":
             # An edit of the quota is decided even if the present quota is malformed, so that an edit can repair it.
             verdict = await quota_edit.check_edit(
-                *(request, self.source, policy, ledgers),
+                request,
+                self.source,
+                policy,
+                ledgers,
                 callers_known=self.callers_known,
                 namespaces=self.namespaces,
                 pods=self.pods,

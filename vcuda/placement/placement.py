@@ -142,8 +142,15 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
             used, ready = usage.get(model, Usage()), model in self.ready
             found.append(
                 Option(
-                    *(model, charge_on(model), quota.limits[model], used, ready, waits),
-                    *(quota.total, total_usage, quota.team),
+                    model,
+                    charge_on(model),
+                    quota.limits[model],
+                    used,
+                    ready,
+                    waits,
+                    total=quota.total,
+                    total_usage=total_usage,
+                    team=quota.team,
                 )
             )
         return found

@@ -135,7 +135,10 @@ class QuotaEntry(StrictModel):
         """Return the entry as a quota. ``zone``: the default time zone of the grants."""
         return NamespaceQuota(
             {model: Limit(limit.cards, limit.memory) for model, limit in self.quota.items()},
-            *(self.pool, self.mode, frozenset(self.allow), self.order),
+            pools=self.pool,
+            mode=self.mode,
+            allow=frozenset(self.allow),
+            order=self.order,
             one_model=self.one_model,
             require_nodes=self.require_nodes,
             total=None if self.total is None else Limit(self.total),

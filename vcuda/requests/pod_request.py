@@ -184,19 +184,20 @@ def read_request(pod: Pod, known: GpuResources = BUILT_IN, check: Check = no_che
             (kind.removeprefix(PROFILE), _count(each, known.unit_of(kind))) for kind, each in by_profile.items()
         )
         on_models = ModelCharges(otherwise, by_model, counts, known)
-    by_units = len(kinds) > len(schemes)
     faults += _core_limit_faults(pod, requests)
     return PodRequest(
         total((otherwise, *by_profile.values())),
         schemes,
         tuple(faults),
-        by_units,
-        any(0 < request.cores_per_card < CORES_PER_CARD for request in requests),
-        on_models,
-        tuple(dict.fromkeys(limits for request in requests for limits in request.limits)),
-        max((request.memory_per_card for request in requests), default=0),
-        _in_order(each.scheme for each in requests if each.scheme and each.needs_register),
-        _needed([*(each.main_resource for each in schemes), *_units(kinds, schemes)], containers, by_container),
+        by_units=len(kinds) > len(schemes),
+        has_share=any(0 < request.cores_per_card < CORES_PER_CARD for request in requests),
+        on_models=on_models,
+        limits=tuple(dict.fromkeys(limits for request in requests for limits in request.limits)),
+        share_memory=max((request.memory_per_card for request in requests), default=0),
+        registered=_in_order(each.scheme for each in requests if each.scheme and each.needs_register),
+        resources=_needed(
+            [*(each.main_resource for each in schemes), *_units(kinds, schemes)], containers, by_container
+        ),
     )
 
 
@@ -273,7 +274,10 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
     plain = plain if plain in charges else ""
     by_memory = scheme.name if scheme and scheme.cores_by_memory and scheme.cores not in amounts else ""
     return ContainerCharge(
-        *(scheme, charges, per_card, (*faults,)),
+        scheme,
+        charges,
+        cores_per_card=per_card,
+        faults=tuple(faults),
         plain=plain,
         by_memory=by_memory,
         limits=limits,

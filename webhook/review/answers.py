@@ -95,7 +95,14 @@ def written(verdict: Simple, review: Review | None = None) -> AdmissionResponse:
     # A bad request is no fault of the object, so its metrics do not name the object's scheme.
     scheme = review.scheme if review and outcome is not Outcome.BAD_REQUEST else ""
     return AdmissionResponse(
-        *(outcome, False, status, message, verdict.faults), retry_after=wait, model=verdict.model, scheme=scheme
+        outcome,
+        allowed=False,
+        status=status,
+        message=message,
+        faults=verdict.faults,
+        retry_after=wait,
+        model=verdict.model,
+        scheme=scheme,
     )
 
 

@@ -77,7 +77,15 @@ def read(request: AdmissionRequest, policy: PolicySnapshot, _check: Check = no_c
     # A claim never gets a 429, because the client would wait before it repeats the call. During such a wait, a
     # controller blocks one of its few workers, and the scheduler withholds devices from other pods.
     return ClaimReview(
-        *(request.namespace, quota, policy, faults, scheme, False), kind=kind, metadata=metadata, request=claim_request
+        request.namespace,
+        quota,
+        policy,
+        faults,
+        scheme,
+        may_wait=False,
+        kind=kind,
+        metadata=metadata,
+        request=claim_request,
     )
 
 

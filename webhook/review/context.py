@@ -88,16 +88,16 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
             return None
         nodes, states = self.nodes.with_states()
         return PolicySnapshot(
-            self.quota.clock.now(read.quota),
-            nodes,
-            self.pin_settings,
-            self.storable_seconds,
-            self.claims.charged(read.resources),
-            self.gpu_runtime_classes,
-            self.claims.current(),
-            self.scheduler_users,
-            self.max_terminating,
-            states,
+            quota=self.quota.clock.now(read.quota),
+            nodes=nodes,
+            pin_settings=self.pin_settings,
+            storable_seconds=self.storable_seconds,
+            resources=self.claims.charged(read.resources),
+            runtime_classes=self.gpu_runtime_classes,
+            claims=self.claims.current(),
+            scheduler_users=self.scheduler_users,
+            max_terminating=self.max_terminating,
+            states=states,
         )
 
     def team_map(self) -> kube.TeamMap | None:

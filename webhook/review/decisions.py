@@ -354,13 +354,20 @@ async def _charge(
     if request.operation == "CREATE" and of.creation_timestamp:
         with contextlib.suppress(ValueError):
             created = datetime.fromisoformat(of.creation_timestamp).timestamp()
-    version, dry_run = review.policy.quota.version, bool(request.dry_run)
     charged = ChargeRequest(
-        *(review.namespace, of.uid, entry.model, entry.charge, review.quota, deadline.end),
-        *(version, dry_run, created, entry.grace if review.must_record(entry.grace) else 0),
+        review.namespace,
+        of.uid,
+        entry.model,
+        entry.charge,
+        quota=review.quota,
+        deadline=deadline.end,
+        counted_since=review.policy.quota.version,
+        dry_run=bool(request.dry_run),
+        created=created,
+        grace=entry.grace if review.must_record(entry.grace) else 0,
     )
     deadline.check()
-    if not dry_run:
+    if not request.dry_run:
         deadline.keep()
     match await create.ledgers.charge(charged):
         case Admitted() as admitted:

@@ -172,16 +172,15 @@ async def mutate(create: Creation, review: PodReview) -> Verdict:
 
 def _allowed(review: PodReview, check: Check) -> decisions.Allowed:
     pod, policy, request = review.pod, review.policy, review.request
+    offered, scheduler = _without_claimed(review), review.pin_settings(None).scheduler
     candidates = placement.find_candidates(
-        *(pod, _without_claimed(review), review.quota, policy.nodes, review.pin_settings(None).scheduler),
-        states=policy.states,
-        check=check,
+        pod, offered, review.quota, policy.nodes, scheduler, states=policy.states, check=check
     )
 
     def patch(model: str) -> Sequence[Operation]:
         types = patches.type_annotations(pod, request.schemes, model, policy.nodes.types, has_share=request.has_share)
-        pinned = pod, model, review.quota.pools, types, review.pin_settings(model)
-        return patches.patch_for(*pinned, nodes=policy.nodes, check=check)
+        settings = review.pin_settings(model)
+        return patches.patch_for(pod, model, review.quota.pools, types, settings, nodes=policy.nodes, check=check)
 
     return decisions.Allowed(candidates, request.charge_on, patch, policy.pin_settings.labels.model)
 

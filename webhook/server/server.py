@@ -93,16 +93,16 @@ def cluster_service(
     claims, dra = k8s.ClaimPolicies(quota, nodes, devices), k8s.ServedWatches(kube, devices.reflectors())
     runtime_classes = k8s.RuntimeClassInformer(kube)
     policy = context.ClusterPolicy(
-        quota,
-        nodes,
-        pin_settings,
-        options.storable_seconds,
-        claims,
-        dra,
-        runtime_classes,
-        RuntimeClasses(options.gpu_runtime_classes, runtime_classes.handler_of),
-        options.scheduler_users,
-        options.max_terminating_seconds,
+        quota=quota,
+        nodes=nodes,
+        pin_settings=pin_settings,
+        storable_seconds=options.storable_seconds,
+        claims=claims,
+        dra=dra,
+        runtime_classes=runtime_classes,
+        gpu_runtime_classes=RuntimeClasses(options.gpu_runtime_classes, runtime_classes.handler_of),
+        scheduler_users=options.scheduler_users,
+        max_terminating=options.max_terminating_seconds,
     )
     metrics = make_metrics(certificate)
     store = k8s.LedgerStore(
@@ -120,12 +120,17 @@ def cluster_service(
     metrics.watch("vcuda_quota_config_valid", "0 while the quota ConfigMap is malformed.", quota.is_valid)
     metrics.registry.register(ReflectorCollector(policy.reflectors))
     policy.start()
-    names = functools.partial(k8s.namespace_names, kube, LIST_NAMESPACES_SECONDS)
     return admission.Service(
-        *(policy.current, charged, metrics, admission.Gate(), structlog.get_logger(), source, names),
-        callers_known,
-        functools.partial(k8s.living_pods, kube),
-        quota.is_valid,
+        policy.current,
+        charged,
+        metrics,
+        admission.Gate(),
+        structlog.get_logger(),
+        source=source,
+        namespaces=functools.partial(k8s.namespace_names, kube, LIST_NAMESPACES_SECONDS),
+        callers_known=callers_known,
+        pods=functools.partial(k8s.living_pods, kube),
+        quota_valid=quota.is_valid,
     )
 
 
