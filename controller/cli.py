@@ -18,12 +18,10 @@ from prometheus_client import CollectorRegistry
 from controller import httpd, manager, metrics
 from controller.elector import Elector, LeaseTiming
 from controller.extender import service
-from controller.garbage import stale_gc
 from controller.garbage.node.cli import node
 from controller.recount import charge_ages
 from controller.ui.leading import SERVICE, LeaderSource, UsagePage, advertising
 from controller.uninstall import Uninstall
-from controller.violations import violation_watcher
 from vcuda import __version__, cli, errors, logs, tls
 from vcuda.kube import AuthorizerGrace, Kube, VersionCheck
 
@@ -74,7 +72,7 @@ main.add_command(node)
 @cli.max_terminating_option
 @cli.option(
     "--allocation-timeout",
-    default=int(stale_gc.GcOptions().timeout),
+    default=300,
     type=click.IntRange(1, 86400),
     help="Seconds after which an unused allocation of a vendor's scheduler, or its lock on a node, is stale.",
 )
@@ -95,7 +93,7 @@ main.add_command(node)
 )
 @cli.option(
     "--violations-period",
-    default=int(violation_watcher.ViolationOptions().period),
+    default=60,
     type=click.IntRange(1, 86400),
     help="Seconds for which a pod must be beyond its quota before it is evicted, and between two attempts.",
 )

@@ -19,7 +19,7 @@ from controller.recount import charge_ages, publisher, recounter
 from controller.recount.grants import KEY as GRANTS, GrantFollower
 from controller.recount.labels import NamespaceLabels
 from controller.retry import claim_retrier, retrier
-from controller.violations.violation_watcher import Evictor, ViolationOptions, ViolationWatcher
+from controller.violations.violation_watcher import Evictor, ViolationWatcher
 from vcuda import kube as k8s
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.cli import ClusterOptions
@@ -94,10 +94,31 @@ class Leader:
         self._leading = threading.Event()
         self._standby: threading.Thread | None = None
         self._log = structlog.get_logger()
-        system_namespace, labels = options.system_namespace, NodeLabels(options.model_label, options.pool_label)
-        system = SYSTEM_NAMESPACES | {system_namespace, options.ledger_namespace, options.node_namespace}
+        devices = self._watch_policy(options)
+        self._keep_ledgers(options, registry)
+        usages = self.recounter.teams.usages
+        self.publisher = publisher.Publisher(kube, teams=usages)
+        self.retrier = retrier.Retrier(kube, self.quota, self.nodes, teams=usages)
+        self.claim_retrier = claim_retrier.ClaimRetrier(kube, lambda: self.dra.served, usages)
+        self.grants = GrantFollower(self.quota, self.recounter.known_namespaces, self.recounter.queue.add)
+        self.model_labels = ModelLabels(
+            kube, self.nodes, devices, self.recounter.pods, self.quota, writes=options.discover
+        )
+        self.dra = k8s.ServedWatches(kube, {**devices.reflectors(), "resourceclaims": self.recounter.claims.reflector})
+        self._remove_stale_allocations(options, registry)
+        self._find_violations(options, registry)
+        self._check_installation(options, registry)
+        self.extender = self._extender(options, listening, registry) if listening else None
+        found = self.model_labels
+        registry.register(metrics.UsageCollector(self.publisher.reports, self.recounter.reservation_ages))
+        registry.register(ModelNodesCollector(found.counts, found.cards, self.nodes.current, self.quota.current))
+        registry.register(UnreadCollector(self.reflectors))
+
+    def _watch_policy(self, options: RunOptions) -> k8s.DeviceInformer:
+        """Watch the quota, the nodes, and the devices of DRA drivers. Return the informer of the devices."""
+        own = {options.system_namespace, options.ledger_namespace, options.node_namespace}
         source = k8s.QuotaSource(*options.quota_configmap, options.quota_key)
-        self.quota = k8s.QuotaInformer(kube, source, system, self._quota_changed)
+        self.quota = k8s.QuotaInformer(self._kube, source, SYSTEM_NAMESPACES | own, self._quota_changed)
         # A pod that the webhook pinned to no GPU model is charged for the model of its node. So a change of a node may
         # change charges in any namespace. Hundreds of nodes may change together. A queue combines these changes.
         self._models = workqueue.Reconciler(
@@ -106,93 +127,81 @@ class Leader:
             failure="the ledgers were not recounted after a change of GPU models",
             key_name="of",
         )
-        changed = self._models.queue.add
+        labels, changed = NodeLabels(options.model_label, options.pool_label), self._models.queue.add
         self.nodes = k8s.NodeInformer(
-            kube, labels, lambda: changed("nodes"), self.quota.resources, lambda: changed(OFFERS)
+            self._kube, labels, lambda: changed("nodes"), self.quota.resources, lambda: changed(OFFERS)
         )
         # When a DRA driver publishes other devices, the charges of ResourceClaims may change in every namespace.
-        devices = k8s.DeviceInformer(kube, self._devices_changed)
+        devices = k8s.DeviceInformer(self._kube, self._devices_changed)
         self.claim_policies = k8s.ClaimPolicies(self.quota, self.nodes, devices)
-        store = k8s.LedgerStore(
-            kube,
+        return devices
+
+    def _keep_ledgers(self, options: RunOptions, registry: CollectorRegistry) -> None:
+        self._store = k8s.LedgerStore(
+            self._kube,
             options.ledger_namespace,
             self.nodes.current,
             self.claim_policies.resources,
             claim_price=self.claim_policies.price,
             storable_seconds=self._timing.storable_seconds,
         )
-        self.namespaces = NamespaceLabels(kube, self.quota, self._namespace_changed)
+        self.namespaces = NamespaceLabels(self._kube, self.quota, self._namespace_changed)
         self.recounter = recounter.Recounter(
-            kube,
-            store,
+            self._kube,
+            self._store,
             self.quota,
             self.nodes,
             metrics=metrics.RecountMetrics(registry),
             on_report=self._report,
-            others=self._others,
+            further=self._reported_namespaces,
             exists=lambda namespace: self.namespaces.reflector.get(("", namespace)) is not None,
             timing=self._timing,
         )
-        usages = self.recounter.teams.usages
-        self.publisher = publisher.Publisher(kube, teams=usages)
-        self.retrier = retrier.Retrier(kube, self.quota, self.nodes, teams=usages)
-        self.grants = GrantFollower(self.quota, self.recounter.known_namespaces, self.recounter.queue.add)
-        claims = self.recounter.claims.reflector
-        pods, writes = self.recounter.pods, options.discover
-        self.model_labels = ModelLabels(kube, self.nodes, devices, pods, self.quota, writes=writes)
-        self.dra = k8s.ServedWatches(kube, {**devices.reflectors(), "resourceclaims": claims})
-        gc = stale_gc.GcOptions(timeout=options.allocation_timeout, dry_run=options.dry_run)
-        self.claim_retrier = claim_retrier.ClaimRetrier(kube, lambda: self.dra.served, usages)
-        self.garbage = self._make_gc(gc, registry)
-        eviction = ViolationOptions(options.violations_period, options.evict_violations)
-        self.violations = self._make_violations(eviction, store, registry)
-        registry.register(metrics.UsageCollector(self.publisher.reports, self.recounter.reservation_ages))
-        registry.register(metrics.ViolationsCollector(self.violations.counts))
-        found = self.model_labels
-        registry.register(ModelNodesCollector(found.counts, found.cards, self.nodes.current, self.quota.current))
-        registry.register(UnreadCollector(self.reflectors))
-        checked = options.webhook_service
-        self.certificates = certificates.CertificateWatch(kube, system_namespace, checked) if checked else None
-        self.registration = registration.RegistrationWatch(kube, self.namespaces.is_evaluated, self.recounter.add_all)
-        if self.certificates:
-            registry.register(self.certificates)
-            registry.register(self.registration)
-        self.extender: service.Extender | None = None
-        if listening:
-            self.extender = service.Extender(
-                kube,
-                system_namespace,
-                listening,
-                self.recounter.pods,
-                self.nodes,
-                unbound_seconds=gc.timeout,
-                max_terminating_seconds=self._timing.max_terminating_seconds,
-                registry=registry,
-                on_fault=on_fault,
-            )
 
-    def _make_gc(self, options: stale_gc.GcOptions, registry: CollectorRegistry) -> stale_gc.StaleAllocationGc:
-        remove = (
-            stale_gc.report_only
-            if options.dry_run
-            else stale_gc.PatchRemover(self._kube, metrics.GarbageMetrics(registry)).remove
-        )
-        return stale_gc.StaleAllocationGc(self._kube, self.recounter.pods, self.nodes, remove, options.timeout)
+    def _remove_stale_allocations(self, options: RunOptions, registry: CollectorRegistry) -> None:
+        remove = stale_gc.report_only
+        if not options.dry_run:
+            remove = stale_gc.PatchRemover(self._kube, metrics.GarbageMetrics(registry)).remove
+        pods, timeout = self.recounter.pods, options.allocation_timeout
+        self.garbage = stale_gc.StaleAllocationGc(self._kube, pods, self.nodes, remove, timeout)
 
-    def _make_violations(
-        self, options: ViolationOptions, store: k8s.LedgerStore, registry: CollectorRegistry
-    ) -> ViolationWatcher:
-        counted = metrics.EvictionMetrics(registry)
-        known = self._kube, store, self.quota, self.nodes
-        evictor = Evictor(*known, counted) if options.evict else None
-        return ViolationWatcher(
+    def _find_violations(self, options: RunOptions, registry: CollectorRegistry) -> None:
+        evictions = metrics.EvictionMetrics(registry)
+        evictor = Evictor(self._kube, self._store, self.quota, self.nodes, evictions)
+        self.violations = ViolationWatcher(
             self._kube,
             self.quota,
             self.nodes,
             self.recounter.pods.pods,
             claims=self.charged_claims,
-            period=options.period,
-            evictor=evictor,
+            period=options.violations_period,
+            evictor=evictor if options.evict_violations else None,
+        )
+        registry.register(metrics.ViolationsCollector(self.violations.counts))
+
+    def _check_installation(self, options: RunOptions, registry: CollectorRegistry) -> None:
+        namespace, checked = options.system_namespace, options.webhook_service
+        self.certificates = certificates.CertificateWatch(self._kube, namespace, checked) if checked else None
+        self.registration = registration.RegistrationWatch(
+            self._kube, self.namespaces.is_evaluated, self.recounter.add_all
+        )
+        if self.certificates:
+            registry.register(self.certificates)
+            registry.register(self.registration)
+
+    def _extender(
+        self, options: RunOptions, listening: service.Listening, registry: CollectorRegistry
+    ) -> service.Extender:
+        return service.Extender(
+            self._kube,
+            options.system_namespace,
+            listening,
+            self.recounter.pods,
+            self.nodes,
+            unbound_seconds=options.allocation_timeout,
+            max_terminating_seconds=self._timing.max_terminating_seconds,
+            registry=registry,
+            on_fault=self._on_fault,
         )
 
     def charged_claims(self, namespace: str) -> Iterable[tuple[StoredClaim, ClaimCharge]]:
@@ -353,7 +362,7 @@ class Leader:
         self.grants.reconciler.queue.add(GRANTS)
         self.model_labels.add_all()
 
-    def _others(self) -> Iterable[str]:
+    def _reported_namespaces(self) -> Iterable[str]:
         """Return the namespaces with a quota (possibly from the entry ``"*"`` for all) or a published usage report."""
         quota = self.quota.current()
         names = (key.name for key in self.namespaces.reflector.snapshot())

@@ -101,13 +101,6 @@ def _fields(found: StaleObject, removal: stale.Removal) -> dict[str, object]:
     return {**about, "scheme": removal.scheme, "rule": removal.rule, "why": removal.why, **removed}
 
 
-class GcOptions(msgspec.Struct, frozen=True):
-    """``timeout``: seconds that the binding of a pod may take, or a lock may exist. ``dry_run``: True to only log."""
-
-    timeout: float = 300.0
-    dry_run: bool = False
-
-
 class StaleAllocationGc:
     """Checks each pod and each node as soon as an allocation on the pod, or a lock on the node, can be stale.
 

@@ -4,11 +4,14 @@ A ledger stores no times, because the clock of the replica that wrote the ledger
 age on its own clock, from when it first saw the charge or reservation. So a new leader waits longer, never shorter.
 """
 
+import contextlib
 import math
 from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
+from vcuda.errors import UnreadableLedger
+from vcuda.kube import NamedLedger
 from vcuda.ledger.ledger import MARGIN_SECONDS, RESERVATION_SECONDS, UNSEEN_SECONDS, Ledger
 from vcuda.quota.well_known import MAX_TERMINATING_SECONDS, STORABLE_SECONDS
 
@@ -90,6 +93,8 @@ class ChargeAges:
         self._written_under: dict[str, Watch] = {}
         # `_renewed`: by namespace and replica, the reservation's counter, and the time of its last change (a renewal).
         self._renewed: dict[str, dict[str, tuple[int, float]]] = {}
+        # `_recorded`: by namespace, the version of the ledger whose charges `record_all` has seen last.
+        self._recorded: Mapping[str, str] = {}
 
     def watching(self, pods: str, claims: str, now: float) -> Watch:
         """Return the current watch. ``pods``, ``claims``: the resourceVersions of the lists with which it began."""
@@ -102,11 +107,21 @@ class ChargeAges:
         """Record that this leader wrote a ledger. Charges that it first sees later were made after ``watch`` began."""
         self._written_under[namespace] = watch
 
-    def record(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> None:
-        """Remember when the charges and reservations of a ledger were first seen."""
-        self.pending(namespace, ledger, watch, now)
-        self.terminating(namespace, ledger, now)
-        self.reservations(namespace, ledger, watch, now)
+    def record_all(self, ledgers: Iterable[NamedLedger], watch: Watch, now: float) -> None:
+        """Record when the charges and reservations of all ledgers were first seen."""
+        versions = {}
+        for known in ledgers:
+            namespace, version = known.namespace, known.config_map.metadata.resource_version
+            versions[namespace] = version
+            if self._recorded.get(namespace) != version:
+                with contextlib.suppress(UnreadableLedger):  # A recount reports this error.
+                    ledger = known.read().ledger
+                    self.pending(namespace, ledger, watch, now)
+                    self.terminating(namespace, ledger, now)
+                    self.reservations(namespace, ledger, watch, now)
+        for namespace in self._recorded.keys() - versions.keys():
+            self.forget(namespace)
+        self._recorded = versions
 
     def forget(self, namespace: str) -> None:
         """Forget a namespace whose ledger was deleted."""

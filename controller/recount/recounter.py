@@ -59,7 +59,7 @@ class Recounter:
 
     ``on_report``: called with a namespace and its usage after each recount. The usage of a namespace without a limit
     is None.
-    ``others``: returns further namespaces to recount, which may have no quota, no ledger and no GPU pods.
+    ``further``: returns further namespaces to recount, which may have no quota, no ledger and no GPU pods.
     ``exists``: returns True if a namespace exists. A deleted namespace is no longer limited.
     """
 
@@ -72,58 +72,54 @@ class Recounter:
         *,
         metrics: RecountMetrics,
         on_report: Callable[[str, NamespaceUse | None], None],
-        others: Callable[[], Iterable[str]] = tuple,
+        further: Callable[[], Iterable[str]] = tuple,
         exists: Callable[[str], bool] = lambda _: True,
         timing: RecountTiming | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.reconciler = Reconciler(
-            "recount", self._reconcile, failure="not recounted", retry_seconds=RETRY_SECONDS, clock=clock
-        )
-        self.queue = self.reconciler.queue
-        # Namespaces without a limit have their own queue, because thousands of namespaces may lose their limits
-        # together. The release of quota in limited namespaces must not wait for the deletion of their ledgers.
-        self.unlimited = Reconciler(
-            "unlimited",
-            lambda namespace: self._recount_or_retry(namespace, self.unlimited.queue),
-            failure="not recounted",
-            retry_seconds=RETRY_SECONDS,
-            clock=clock,
-        )
-        self._timing = timing or RecountTiming()
-        self._ages = ChargeAges(self._timing)
-        self.pods = PodInformer(
-            kube,
-            nodes.keys,
-            self.queue.add,
-            clock,
-            self._timing.max_terminating_seconds,
-            on_growth=self._add_grown,
-            resources=store.resources,
-        )
-        self.claims = ClaimInformer(kube, store, self.pods, self.queue.add, clock)
-        self.ledgers = store.reflector(self.queue.add, self._add_charged)
-        self.teams = TeamAllotments(store, quota, self._seems_to_exist, self.ledgers, clock)
-        # `reconcilers`: the loops that a standby also runs while the leader does not renew its Lease.
-        self.reconcilers = (self.reconciler, self.teams.reconciler)
         self._store = store
         self._quota = quota
         self._nodes = nodes
         self._metrics = metrics
-        metrics.lag.set_function(self.queue.lag)
         self._on_report = on_report
-        self._others = others
+        self._further = further
         self._exists = exists
         self._clock = clock
+        self._timing = timing or RecountTiming()
+        self._ages = ChargeAges(self._timing)
         # `_unlimited_since`: for each namespace with a ledger but no limit, when this process first saw this state.
         self._unlimited_since: dict[str, float] = {}
         # `_with_room`: the namespaces that had free quota at their last recount. No pod there waits for quota.
         self._with_room: set[str] = set()
         # `_unreadable`: by namespace, the version of a damaged ledger that will be deleted, and when it was found.
         self._unreadable: dict[str, tuple[str, float]] = {}
-        # `_recorded`: by namespace, the version of the ledger whose charges `record_ages` has seen last.
-        self._recorded: Mapping[str, str] = {}
         self._log = structlog.get_logger()
+        self.reconciler = self._queue("recount", self._reconcile)
+        self.queue = self.reconciler.queue
+        metrics.lag.set_function(self.queue.lag)
+        # Namespaces without a limit have their own queue, because thousands of namespaces may lose their limits
+        # together. The release of quota in limited namespaces must not wait for the deletion of their ledgers.
+        self.unlimited = self._queue("unlimited", lambda each: self._recount_or_retry(each, self.unlimited.queue))
+        self._watch(kube)
+        # `reconcilers`: the loops that a standby also runs while the leader does not renew its Lease.
+        self.reconcilers = (self.reconciler, self.teams.reconciler)
+
+    def _queue(self, name: str, handle: Callable[[str], None]) -> Reconciler:
+        return Reconciler(name, handle, failure="not recounted", retry_seconds=RETRY_SECONDS, clock=self._clock)
+
+    def _watch(self, kube: Kube) -> None:
+        self.pods = PodInformer(
+            kube,
+            self._nodes.keys,
+            self.queue.add,
+            self._clock,
+            self._timing.max_terminating_seconds,
+            on_growth=self._add_grown,
+            resources=self._store.resources,
+        )
+        self.claims = ClaimInformer(kube, self._store, self.pods, self.queue.add, self._clock)
+        self.ledgers = self._store.reflector(self.queue.add, self._add_charged)
+        self.teams = TeamAllotments(self._store, self._quota, self._seems_to_exist, self.ledgers, self._clock)
 
     def _add_grown(self, namespace: str) -> None:
         self.queue.add(namespace, interval=GROWTH_SECONDS if namespace in self._with_room else None)
@@ -165,11 +161,11 @@ class Recounter:
         return newer and not same
 
     def known_namespaces(self) -> Iterable[str]:
-        """Return the namespaces with a quota, a ledger, GPU pods or ResourceClaims, and those of ``others``."""
+        """Return the namespaces with a quota, a ledger, GPU pods or ResourceClaims, and those of ``further``."""
         quota = self._quota.current()
         named = quota.named if quota else ()
         with_ledger = (ledger.namespace for ledger in self.ledgers.snapshot().values())
-        return {*named, *with_ledger, *self.pods.namespaces(), *self.claims.namespaces(), *self._others()}
+        return {*named, *with_ledger, *self.pods.namespaces(), *self.claims.namespaces(), *self._further()}
 
     def _reconcile(self, namespace: str) -> None:
         if self._quota.current() is None or self._limits(namespace):
@@ -372,19 +368,11 @@ class Recounter:
         return self._ages.reservation_ages(self._clock())
 
     def record_ages(self) -> None:
-        """Note since when the watches have run, and when the charges of each ledger were first seen.
+        """Record since when the watches have run, and when the charges of each ledger were first seen.
 
         A standby calls this method regularly. So if the standby recounts a ledger later, it already knows these ages.
         """
-        watch, now = self._watching(), self._clock()
-        ledgers = {each.namespace: each for each in self.ledgers.snapshot().values()}
-        for namespace, known in ledgers.items():
-            if self._recorded.get(namespace) != known.config_map.metadata.resource_version:
-                with contextlib.suppress(errors.UnreadableLedger):  # A recount reports this error.
-                    self._ages.record(namespace, known.read().ledger, watch, now)
-        for namespace in self._recorded.keys() - ledgers.keys():
-            self._ages.forget(namespace)
-        self._recorded = {namespace: each.config_map.metadata.resource_version for namespace, each in ledgers.items()}
+        self._ages.record_all(self.ledgers.snapshot().values(), self._watching(), self._clock())
 
     def _watching(self) -> Watch:
         return self._ages.watching(self.pods.since, self.claims.since, self._clock())

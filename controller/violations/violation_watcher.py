@@ -159,17 +159,6 @@ def _involved(stored: StoredObject) -> events.InvolvedObject:
     return events.InvolvedObject(version, kind_of(stored), stored.name, stored.namespace, stored.uid)
 
 
-class ViolationOptions(msgspec.Struct, frozen=True):
-    """The options of the check of stored pods and claims against the quota.
-
-    ``period``: seconds until a violation is checked again.
-    ``evict``: True to evict pods whose violation has lasted for ``period``.
-    """
-
-    period: float = 60.0
-    evict: bool = False
-
-
 class OngoingViolation(msgspec.Struct, frozen=True):
     """A violation, and when it was first found. ``since``: in monotonic seconds. ``at``: this time in RFC 3339."""
 
