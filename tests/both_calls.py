@@ -14,11 +14,12 @@ from vcuda.admission_review import AdmissionResponse, ReviewDeadline
 from vcuda.quota.allowances import Allowance
 from vcuda.quota.model import Limit, NamespaceQuota
 from vcuda.requests.config import parse_config
+from webhook.caches import RecentChoices
 from webhook.ledger.charging import Ledgers
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review import answers
 from webhook.review.context import PolicySnapshot
-from webhook.review.decisions import Creation, RecentChoices
+from webhook.review.decisions import Creation
 
 DEADLINE = 5.0
 

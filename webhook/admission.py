@@ -25,12 +25,13 @@ from vcuda.admission_review import (
 )
 from vcuda.claims.names import GROUP
 from vcuda.k8s_types import Decoder
+from webhook.caches import RecentChoices, SkippedMutate
 from webhook.intake.bodies import MAX_BODY, ReviewHead
 from webhook.intake.large_reviews import PLACES, QUOTA_PLACES, ReviewThread
 from webhook.ledger.charging import Ledgers
 from webhook.metrics import Metrics
 from webhook.review import answers, context, first_limits, pod_review, quota_edit
-from webhook.review.decisions import Creation, RecentChoices, Simple, SkippedMutate
+from webhook.review.decisions import Creation, Simple
 
 QUIET = frozenset({Outcome.IGNORED, Outcome.UNLIMITED, Outcome.MIRROR, Outcome.PROBED})
 """The outcomes of reviews of objects to which no quota applies, and of probes. They are logged at level debug only."""

@@ -17,7 +17,7 @@ from tests.integration.reviews import card_pod, pinned, review_of, with_uid
 from tests.processes import eventually
 from tools.control_plane import ControlPlane
 from vcuda.quota.rejections import UNPATCHED
-from webhook.review.decisions import SKIPPED_SECONDS
+from webhook.caches import SKIPPED_SECONDS
 
 pytestmark = pytest.mark.one_version
 

@@ -18,11 +18,12 @@ from vcuda.placement.nodes import CORDON, NodeStates, Taint
 from vcuda.quota.allowances import Allowance
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota, Usage
 from vcuda.requests.config import parse_config
+from webhook.caches import RecentChoices
 from webhook.ledger.charging import ChargeRequest, Decision, RetryLater
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review import answers
 from webhook.review.context import PolicySnapshot
-from webhook.review.decisions import Creation, RecentChoices
+from webhook.review.decisions import Creation
 
 QUOTA = NamespaceQuota({"A100": Limit(400), "M40": Limit(200)})
 CONTROLLER = UserInfo("system:serviceaccount:kube-system:resource-claim-controller")

@@ -18,7 +18,7 @@ from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage
 from vcuda.requests.resources import GpuResources
 from webhook.ledger.charging import Decision, PutOff
 from webhook.ledger.fresh_count import MIN_INTERVAL_SECONDS, RECOUNT_SECONDS, REST_PER_SECOND
-from webhook.ledger.spending import SOON_SECONDS
+from webhook.ledger.reservations import SOON_SECONDS
 
 TWO, FULL = CARD + CARD, Charge(400, 0, 400)
 TERMINATING = {"gone": Terminating("M40", TWO, 30)}

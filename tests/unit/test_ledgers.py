@@ -11,9 +11,9 @@ from tests.tables import cases
 from vcuda.ledger.ledger import Admitted
 from vcuda.quota.membership import Members
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Team, Usage, total
+from webhook.caches import CHOICE_SECONDS, RecentChoices
 from webhook.ledger.charging import ChargeRequest
 from webhook.ledger.ledgers import MemoryLedgers
-from webhook.review.decisions import CHOICE_SECONDS, RecentChoices
 
 CARD = Charge(100, 0, 100)
 SHARE = Charge(20, 512)

@@ -16,9 +16,9 @@ from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.patches import PinSettings
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
 from vcuda.quota.shortage import Shortage
+from webhook.caches import RecentChoices
 from webhook.ledger.charging import ChargeRequest, RetryLater
 from webhook.ledger.ledgers import MemoryLedgers
-from webhook.review.decisions import RecentChoices
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(200)})
 FORGED = {"tencent.com/gpu-assigned": "true"}

@@ -10,10 +10,10 @@ from tests.replicas import Clock, Replica, asked
 from vcuda.errors import BadReview, NotFound, Unavailable
 from vcuda.ledger.ledger import Admitted
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
+from webhook.caches import IDLE_SECONDS, MAX_KNOWN_NAMESPACES, NamespaceCache, RecentChoices
 from webhook.ledger.charging import TOO_MANY_NAMESPACES, ChargeRequest
-from webhook.ledger.ledgers import IDLE_SECONDS, MAX_KNOWN_NAMESPACES, ByNamespace, ClusterLedgers, MemoryLedgers
+from webhook.ledger.ledgers import ClusterLedgers, MemoryLedgers
 from webhook.review import namespaces
-from webhook.review.decisions import RecentChoices
 from webhook.review.namespaces import FOUND_SECONDS, MISSING_SECONDS, ExistingNamespaces
 
 
@@ -86,7 +86,7 @@ def test_without_the_api_server_nothing_is_admitted(cluster: mock.Mock, monkeypa
 
 
 def test_the_least_recently_used_namespace_is_forgotten_at_the_bound_and_all_when_idle(clock: Clock) -> None:
-    kept = ByNamespace(lambda namespace: [namespace], clock.monotonic)
+    kept = NamespaceCache(lambda namespace: [namespace], clock.monotonic)
     first, second = kept["0"], kept["1"]
     for number in range(2, MAX_KNOWN_NAMESPACES):
         assert kept[str(number)]

@@ -19,7 +19,7 @@ from vcuda.ledger.ledger import RESERVATION_SECONDS, Ledger, Pending, Reservatio
 from vcuda.ledger.recount import ObservedPods, recount
 from vcuda.quota.model import Charge, NamespaceQuota, Usage
 from vcuda.quota.well_known import STORABLE_SECONDS
-from webhook.ledger import reservations as own_reservations, spending
+from webhook.ledger import reservations as own_reservations
 from webhook.ledger.reservations import Demand, Plan, ReplicaReservation, plan_reservation
 
 
@@ -213,7 +213,7 @@ MUTANTS = {
         own_reservations, "_room", lambda *_: 1000, scenarios.a_burst_just_below_the_limit, OVER
     ),
     "all reservations together are within the limit": Broken(
-        spending,
+        own_reservations,
         "plan_reservation",
         planned_without_others,
         scenarios.little_room_beside_what_others_reserve,
@@ -226,7 +226,7 @@ MUTANTS = {
         Ledger, "total_usage", total_without_reservations, scenarios.others_take_all_that_is_left_of_the_total, OVER
     ),
     "a reservation is within the total": Broken(
-        spending, "plan_reservation", planned_without_total, scenarios.a_burst_just_below_the_total, OVER
+        own_reservations, "plan_reservation", planned_without_total, scenarios.a_burst_just_below_the_total, OVER
     ),
     "a reservation admits only under the total that sized it": Broken(
         ReplicaReservation, "is_by", lambda *_: True, scenarios.the_total_is_lowered, OVER

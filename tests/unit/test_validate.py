@@ -23,9 +23,10 @@ from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
 from vcuda.quota.rejections import UNPATCHED
 from vcuda.quota.shortage import Shortage
 from vcuda.quota.well_known import MODEL_ANNOTATION, UNSTORED_CAUSE
+from webhook.caches import MAX_KNOWN_NAMESPACES, SKIPPED_SECONDS, SkippedMutate
 from webhook.ledger.charging import ChargeRequest, PutOff
-from webhook.ledger.ledgers import MAX_KNOWN_NAMESPACES, MemoryLedgers
-from webhook.review.decisions import SKIPPED_SECONDS, Creation, SkippedMutate
+from webhook.ledger.ledgers import MemoryLedgers
+from webhook.review.decisions import Creation
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 1000)})
 POOLED = NamespaceQuota({"M40": Limit(800)}, pools=("public", "lab"))

@@ -17,9 +17,10 @@ from vcuda.claims.names import CLAIM
 from vcuda.claims.pin import MAX_PIN_LENGTH, ClaimPin, write_pin
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
 from vcuda.requests.resources import WHOLE_CARD, GpuResources
+from webhook.caches import RecentChoices
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review.context import PolicySnapshot
-from webhook.review.decisions import Creation, RecentChoices
+from webhook.review.decisions import Creation
 
 NOTHING: Mapping[str, Charge] = MappingProxyType({})
 A_FEW = NamespaceQuota({"A100": Limit(100)})

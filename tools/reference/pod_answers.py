@@ -16,9 +16,10 @@ from vcuda.placement.patches import PinSettings
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Limit, NamespaceQuota
 from vcuda.quota.well_known import STORABLE_SECONDS
+from webhook.caches import RecentChoices, SkippedMutate
 from webhook.ledger.charging import ChargeRequest, Decision, Ledgers
 from webhook.ledger.ledgers import MemoryLedgers
-from webhook.review.decisions import Creation, RecentChoices, SkippedMutate
+from webhook.review.decisions import Creation
 
 TEAM = NamespaceQuota({"M40": Limit(800), "P100": Limit(250)}, pools=("public",))
 DATED = parse_quota(

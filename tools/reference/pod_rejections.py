@@ -18,9 +18,9 @@ from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.shortage import Shortage, exceeded
 from vcuda.quota.well_known import MODELS_ANNOTATION
 from vcuda.requests.resources import CLASS_RESOURCE, CardModels, ProductRow
+from webhook.caches import SKIPPED_SECONDS, SkippedMutate
 from webhook.ledger.charging import PutOff
 from webhook.review.answers import DELETED_RELEASED
-from webhook.review.decisions import SKIPPED_SECONDS, SkippedMutate
 
 FORGED = {"tencent.com/gpu-assigned": "true"}
 SHARE = {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 10, "nvidia.com/gpumem": 1000}

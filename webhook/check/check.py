@@ -24,9 +24,10 @@ from vcuda.quota.model import CORES_PER_CARD, Charge
 from vcuda.quota.well_known import UNASKED_NAMESPACES
 from vcuda.requests.pod_request import read_request
 from vcuda.workloads import Manifest, Unread, Workload, made_claims
+from webhook.caches import RecentChoices
 from webhook.check import files
 from webhook.review import answers, context
-from webhook.review.decisions import Creation, RecentChoices
+from webhook.review.decisions import Creation
 
 Ask = Callable[[str, AdmissionRequest], Awaitable[AdmissionResponse]]
 """A function that takes a path of the webhook, such as /mutate, and an admission review. It returns the answer."""

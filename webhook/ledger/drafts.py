@@ -13,8 +13,7 @@ from vcuda.ledger.ledger import Ledger, Rejected, charges_by_model, is_older
 from vcuda.ledger.team import Allotted, Membership, TeamLedger
 from webhook.ledger.batches import Charging, Decided, Read, decide_all
 from webhook.ledger.charging import RetryLater
-from webhook.ledger.reservations import Plan
-from webhook.ledger.spending import Spending
+from webhook.ledger.reservations import Plan, Spending
 from webhook.ledger.team_account import TeamAccount
 
 NEWER_QUOTA = "the ledger was counted by a newer quota ConfigMap than this replica has read"

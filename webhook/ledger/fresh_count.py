@@ -14,7 +14,7 @@ from vcuda.quota.model import Usage, fits
 from vcuda.quota.shortage import Shortage
 from webhook.ledger.batches import SharedCall
 from webhook.ledger.charging import PutOff
-from webhook.ledger.spending import SOON_SECONDS
+from webhook.ledger.reservations import SOON_SECONDS
 
 MIN_INTERVAL_SECONDS = 0.5
 """The minimum number of seconds between the starts of two LISTs of one namespace, even if many charges are rejected."""

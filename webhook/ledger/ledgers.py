@@ -1,11 +1,9 @@
 """The ledgers of all namespaces, in the cluster or in the memory of a process. Each has one namespace's charges."""
 
 import asyncio
-import time
 import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 import msgspec
 
@@ -14,6 +12,7 @@ from vcuda.ledger.ledger import MAX_PENDING, Admitted, Ledger, charges_by_model
 from vcuda.quota.membership import NO_MEMBERS, Members
 from vcuda.quota.model import Charge, Team, Usage
 from vcuda.quota.shortage import Shortage
+from webhook.caches import MAX_KNOWN_NAMESPACES, NamespaceCache
 from webhook.ledger.batches import decide
 from webhook.ledger.charging import TOO_MANY_NAMESPACES, ChargeRequest, Decision, RetryLater
 from webhook.ledger.namespace_ledger import NamespaceLedger
@@ -24,54 +23,21 @@ CLOSING_ATTEMPTS = 5
 """A stopping webhook replica tries this many times to write each ledger. A try fails if another process wrote first."""
 
 
-MAX_KNOWN_NAMESPACES = 10_000
-"""The maximum number of namespaces for which `ByNamespace` keeps a value. Without a maximum, callers with invented
-namespaces could use up the memory."""
-
-IDLE_SECONDS = 600.0
-"""`ByNamespace` drops the value of a namespace that was not used for this many seconds. Such a value is out of date."""
-
-V = TypeVar("V")
-
-
-class ByNamespace(Generic[V]):
-    """A cache with one value per namespace. It makes a missing value, and drops values that were not used for long."""
-
-    def __init__(self, make: Callable[[str], V], clock: Callable[[], float] = time.monotonic) -> None:
-        self._make = make
-        self._clock = clock
-        # Maps each namespace to its cached value and the time of the last use, beginning with the least recent use.
-        self._kept: dict[str, tuple[V, float]] = {}
-
-    def values(self) -> list[V]:
-        return [value for value, _ in self._kept.values()]
-
-    def __getitem__(self, namespace: str) -> V:
-        now = self._clock()
-        while self._kept and next(iter(self._kept.values()))[1] + IDLE_SECONDS < now:
-            del self._kept[next(iter(self._kept))]
-        value = self._kept.pop(namespace)[0] if namespace in self._kept else self._make(namespace)
-        self._kept[namespace] = value, now
-        if len(self._kept) > MAX_KNOWN_NAMESPACES:
-            del self._kept[next(iter(self._kept))]
-        return value
-
-
 @dataclass(eq=False)
 class ClusterLedgers(Shared):
     """Keeps one `NamespaceLedger` for each namespace in use. Implements the protocol `Ledgers` of `charging.py`."""
 
     check_namespace: Callable[[str], Awaitable[None]] | None = None
     """A function that raises BadReview if the namespace does not exist. None if every namespace in a review exists."""
-    _ledgers: ByNamespace[NamespaceLedger] = field(init=False)
-    _accounts: ByNamespace[TeamAccount] = field(init=False)
+    _ledgers: NamespaceCache[NamespaceLedger] = field(init=False)
+    _accounts: NamespaceCache[TeamAccount] = field(init=False)
 
     def __post_init__(self) -> None:
         # This cache may drop a `NamespaceLedger` that is still writing, and make a second object for its namespace. No
         # charge is lost, because each write is a compare-and-swap: if both objects write, one of the writes fails.
-        self._accounts = ByNamespace(lambda team: TeamAccount(team, self), self.clock)
+        self._accounts = NamespaceCache(lambda team: TeamAccount(team, self), self.clock)
         team_account = self._accounts.__getitem__
-        self._ledgers = ByNamespace(lambda namespace: NamespaceLedger(namespace, self, team_account), self.clock)
+        self._ledgers = NamespaceCache(lambda namespace: NamespaceLedger(namespace, self, team_account), self.clock)
 
     async def charge(self, request: ChargeRequest) -> Decision:
         if self.check_namespace:

@@ -19,9 +19,8 @@ from webhook.ledger.batches import BatchCommitter, Charging, Read, SharedCall
 from webhook.ledger.charging import ChargeRequest, Decision, PutOff, RetryLater
 from webhook.ledger.drafts import NEWER_QUOTA, Draft, Drafts
 from webhook.ledger.fresh_count import FreshCount
-from webhook.ledger.reservations import MAX_WRITE_SECONDS
+from webhook.ledger.reservations import MAX_WRITE_SECONDS, Spending
 from webhook.ledger.shared import READ_TIMEOUT_SECONDS, REMEMBERED_SECONDS, WRITE_TIMEOUT_SECONDS, Shared
-from webhook.ledger.spending import Spending
 from webhook.ledger.team_account import TeamAccount, admitted_beside, beside_others
 
 CACHED_USAGE_SECONDS = 0.5

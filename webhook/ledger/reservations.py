@@ -1,5 +1,7 @@
 """The reservation of a webhook replica: quota that it holds in advance, to admit many pods by one ledger write.
 
+`Spending` measures the demand of the replica, and sizes the reservation by this demand.
+
 docs/ledger.md has the rules of reservations, and proves that no quota is exceeded. tests/model checks this.
 """
 
@@ -7,15 +9,17 @@ import bisect
 import math
 import secrets
 import sys
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from vcuda.ledger.ledger import RESERVATION_SECONDS, Ledger, Pending, Reservation
-from vcuda.quota.model import CORES_PER_CARD, NO_LIMIT, Charge, Cores, Limit, NamespaceQuota, fits, total
+from vcuda.ledger.ledger import MAX_PENDING, NO_MODEL, RESERVATION_SECONDS, Admitted, Ledger, Pending, Reservation
+from vcuda.quota.model import CORES_PER_CARD, NO_LIMIT, Charge, Cores, Limit, Mode, NamespaceQuota, fits, total
+from webhook.caches import ChargeWindow
+from webhook.ledger.batches import Charging
+from webhook.ledger.charging import ChargeRequest, Decision
+from webhook.ledger.shared import Shared, boot_seconds
 
 RATE_SECONDS = 4.0
 """A replica measures its demand for quota over this many seconds. After this time without demand, it releases its
@@ -68,6 +72,14 @@ GIVE_WAY_SECONDS = 2.0
 """A replica that reads a new `waiting` mark in the ledger reserves nothing for this many seconds. The mark means that a
 charge would fit if no quota were reserved."""
 
+SOON_SECONDS = 2.0
+"""A running controller recounts a ledger (sets it to the count of the stored objects) within this many seconds. If
+quota is missing for longer, the answer to a pod does not advise an immediate retry."""
+
+ASK_AGAIN_SECONDS = 1.0
+"""This replica asks for quota with at most one mark in a ledger within this many seconds. When other processes read a
+new mark, they release quota, so that a charge of this replica can fit."""
+
 
 class Basis(NamedTuple):
     """The quota by which a reservation is sized. If the quota changes, the older reservation admits no more charges."""
@@ -77,51 +89,6 @@ class Basis(NamedTuple):
     """The resourceVersion of the ConfigMap with this quota. A ledger that was counted before the edit may lack pods."""
     config_version: str
     """The resourceVersion of the quota ConfigMap from which the values of GPU resources were read."""
-
-
-def boot_seconds() -> float:
-    """Return the seconds since this machine booted, including the time in which it was suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-class ChargeWindow:
-    """The charges of the last ``seconds``, and their number and sum for each GPU model. For use by one thread only."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        self._seconds = seconds
-        self._clock = clock
-        # Maps each key to the time, the model and the amount of its charge. The oldest charge comes first.
-        self._charges: OrderedDict[object, tuple[float, str, Charge]] = OrderedDict()
-        # Maps each GPU model to the number and sum of its charges. The sums are stored, because adding up thousands of
-        # charges for each review would take too long.
-        self._sums: dict[str, tuple[int, Charge]] = {}
-
-    def add(self, key: object, model: str, charge: Charge) -> None:
-        """Add a charge at the present time, unless a charge with this key was added in the last ``seconds``."""
-        sums = self.sums()
-        if key not in self._charges:
-            number, charged = sums.get(model, (0, Charge()))
-            self._sums[model] = number + 1, charged + charge
-            self._charges[key] = self._clock(), model, charge
-
-    def remove_alike(self, model: str, charge: Charge) -> None:
-        self.sums()
-        alike = (key for key, (_, own, amount) in self._charges.items() if (own, amount) == (model, charge))
-        if (oldest := next(alike, None)) is not None:
-            self._remove(oldest)
-
-    def sums(self) -> Mapping[str, tuple[int, Charge]]:
-        """Return the number and sum of the charges by model, after the removal of charges older than ``seconds``."""
-        since = self._clock() - self._seconds
-        while self._charges and next(iter(self._charges.values()))[0] <= since:
-            self._remove(next(iter(self._charges)))
-        return self._sums
-
-    def _remove(self, key: object) -> None:
-        _, model, charge = self._charges.pop(key)
-        number, charged = self._sums.pop(model)
-        if number > 1:
-            self._sums[model] = number - 1, charged - charge
 
 
 class Demand:
@@ -355,3 +322,87 @@ class ReplicaReservation:
         for each in self.spent.values():
             left[each.model] = left.get(each.model, Charge()) - each.charge
         return left
+
+
+class ReleaseRequest:
+    """Records when this replica asked other processes to release quota, by a new mark in a ledger."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        # The times of the last mark, and of the first in a row of marks.
+        self._asked_at = self._since = -math.inf
+
+    def again(self) -> str:
+        """Return a new mark for the ledger; empty if the last mark is recent."""
+        now = self._clock()
+        if now >= self._asked_at + GIVE_WAY_SECONDS:
+            self._since = now
+        return "" if now < self._asked_at + ASK_AGAIN_SECONDS else secrets.token_urlsafe(6)
+
+    def stored(self) -> None:
+        """Record that a mark is stored. So if the write of a mark fails, a new mark is set."""
+        self._asked_at = self._clock()
+
+    @property
+    def just_began(self) -> bool:
+        """True if quota is expected soon, because this replica asked for it just now."""
+        return self._clock() < self._since + SOON_SECONDS
+
+
+class Spending:
+    """The demand and the reservation of this replica in the ledger of one namespace."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self.reservation = ReplicaReservation(shared.boot_clock)
+        self.demand = Demand(shared.clock)
+        self.release_request = ReleaseRequest(shared.clock)
+        # The quota by which this replica sizes its next reservation.
+        self.basis: Basis | None = None
+
+    def spend(self, request: ChargeRequest, known: Ledger) -> bool:
+        """Admit a charge from the reservation, to write it later. Return False if the charge must be written first.
+
+        ``known``: the newest ledger that this replica has read or written.
+        """
+        crowded = len(known.pending) + len(self.reservation.spent) >= MAX_PENDING
+        # If no watch reports the deletion of a pod, only a grace period in the ledger keeps its charge until the pod
+        # has ended. So the charge of a pod with a long grace period is written before the pod is admitted.
+        if request.dry_run or request.grace or crowded or not self.reservation.is_by(self._basis_of(request)):
+            return False
+        if not self.reservation.spend(request.uid, Pending(request.model, request.charge), request.created):
+            return False
+        self._shared.metrics.spent.inc()
+        self.demand.add(request.uid, request.model, request.charge)
+        return True
+
+    def record_demand(self, calls: Sequence[Charging], decisions: Sequence[Decision]) -> None:
+        """Add the admitted charges to the measured demand, by which `plan` then sizes the next reservation."""
+        for call, decision in zip(calls, decisions, strict=True):
+            request = call.item
+            if isinstance(decision, Admitted) and not request.dry_run and request.model != NO_MODEL:
+                self.demand.add(request.uid, request.model, request.charge)
+        if calls:
+            self.basis = self._basis_of(calls[-1].item)
+
+    def plan(self, ledger: Ledger, others: Mapping[str, Charge] | None) -> Plan:
+        """Plan the next reservation, whose size depends on the demand and on the free quota.
+
+        ``others``: by model, what the other namespaces of the team may use; None to leave out the limits of the team.
+        """
+        basis = self.basis
+        if not basis or basis.quota.mode is not Mode.ENFORCE or self.reservation.gives_way or self._shared.leaving:
+            return Plan({})
+        return plan_reservation(ledger, basis.quota, self.demand, others)
+
+    def sent(self, ledger: Ledger, plan: Plan) -> Ledger:
+        """Return the ledger to write, with the next reservation. The caller must begin the write next."""
+        return self.reservation.send(ledger, plan.charges, self.basis, plan.next_seconds)
+
+    def request_release(self, ledger: Ledger) -> Ledger:
+        """Return the ledger with a new `waiting` mark, unless the last mark is recent. Replicas then release quota."""
+        mark = self.release_request.again()
+        return msgspec.structs.replace(ledger, waiting=mark) if mark else ledger
+
+    def _basis_of(self, request: ChargeRequest) -> Basis:
+        return Basis(request.quota, request.counted_since, self._shared.store.resources().version)

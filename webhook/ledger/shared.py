@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from vcuda.kube import LedgerStore, TeamMap, TeamStore
-from webhook.ledger.reservations import boot_seconds
 from webhook.metrics import LedgerMetrics
 
 T = TypeVar("T")
@@ -30,6 +29,11 @@ writes the ledger again."""
 REMEMBERED_SECONDS = 1.0
 """For this many seconds, this replica may write a ledger from its copy in memory, without another read. In a longer
 time, another process has usually written the ledger. The write would then fail, which costs more than a read."""
+
+
+def boot_seconds() -> float:
+    """Return the seconds since this machine booted, including the time in which it was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(eq=False)

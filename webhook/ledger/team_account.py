@@ -21,8 +21,8 @@ from vcuda.quota.model import Charge, Usage, total
 from vcuda.quota.shortage import Shortage
 from webhook.ledger.batches import SharedCall
 from webhook.ledger.charging import PutOff
+from webhook.ledger.reservations import ReleaseRequest
 from webhook.ledger.shared import READ_TIMEOUT_SECONDS, REMEMBERED_SECONDS, WRITE_TIMEOUT_SECONDS, Shared
-from webhook.ledger.spending import ReleaseRequest
 from webhook.ledger.team_count import TeamCount
 
 R = TypeVar("R")

@@ -8,27 +8,24 @@ models, because a tenant can write any annotation.
 import contextlib
 import functools
 import math
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 import msgspec
 
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse, Outcome, ReviewDeadline
-from vcuda.errors import Fault, cut, limited
+from vcuda.errors import Fault, limited
 from vcuda.k8s_types import ObjectMeta, Operation
 from vcuda.ledger.ledger import NO_MODEL, Admitted, Pending, Rejected
 from vcuda.placement.choice import MAX_NAMED, Choice, choose, choose_regardless, read_wish
 from vcuda.placement.placement import Candidates
-from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage
+from vcuda.quota.model import Charge, Mode, NamespaceQuota
 from vcuda.quota.rejections import malformed_request
 from vcuda.quota.shortage import Shortage
 from vcuda.quota.values import listed
 from vcuda.quota.well_known import DNS_LABEL, MODELS_ANNOTATION
+from webhook.caches import RecentChoices, SkippedMutate
 from webhook.ledger.charging import ChargeRequest, Ledgers, PutOff, RetryLater
-from webhook.ledger.ledgers import ByNamespace
-from webhook.ledger.reservations import ChargeWindow
 from webhook.review.context import PolicySnapshot
 
 MODELS_PATH = f"metadata.annotations[{MODELS_ANNOTATION}]"
@@ -38,85 +35,6 @@ ADMITTED_ALL_THE_SAME = "the object is admitted, because this quota only warns"
 RETRY_AFTER_SECONDS = 1
 
 MAX_OF_NAMESPACE = 63
-
-
-# A GPU model that /mutate chose for a pod counts as used for this many seconds. Within this time the API server calls
-# /validate, even if other webhooks run in between. If this replica has not charged the pod by then, another replica has
-# charged the pod, or another webhook has rejected the pod.
-CHOICE_SECONDS = 2.0
-
-SKIPPED_SECONDS = 30.0
-"""Seconds for which pods without a trace of /mutate are retried, in which a replica can be replaced. The time begins
-with the first such pod of a namespace. It begins again after as many seconds without such a pod."""
-
-
-MAX_FAILURE_LENGTH = 500
-"""The maximum length of the text of a failure of /mutate in a rejection by /validate."""
-
-
-class RecentChoices:
-    """The GPU models that /mutate has chosen for pods that /validate has not charged yet. Thread-safe.
-
-    When /mutate chooses a model for the next pod, it counts these choices as used. So a burst of pods spreads over the
-    models. A choice is not a charge: no pod is rejected because of a choice.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._lock = threading.Lock()
-        self._by_namespace = ByNamespace(lambda _namespace: ChargeWindow(CHOICE_SECONDS, clock), clock)
-
-    def add(self, namespace: str, model: str, charge: Charge) -> None:
-        """Record that this model was chosen for a pod with this charge. The record lasts for `CHOICE_SECONDS`."""
-        with self._lock:
-            self._by_namespace[namespace].add(object(), model, charge)
-
-    def release(self, namespace: str, model: str, charge: Charge) -> None:
-        """Remove the oldest choice with this model and charge. The caller must charge the pod next."""
-        # A choice is identified by model and charge, because the pod had no uid at /mutate.
-        with self._lock:
-            self._by_namespace[namespace].remove_alike(model, charge)
-
-    def on_top_of(self, usages: Mapping[str, Usage], namespace: str) -> Mapping[str, Usage]:
-        """Return the given usages by model, plus the charges of the recent choices in this namespace."""
-        with self._lock:
-            sums = dict(self._by_namespace[namespace].sums())
-        if not sums:
-            return usages
-        with_chosen = dict(usages)
-        for model, (_, charge) in sums.items():
-            usage = usages.get(model, Usage())
-            with_chosen[model] = msgspec.structs.replace(usage, used=usage.used + charge)
-        return with_chosen
-
-
-class SkippedMutate:
-    """The namespaces in which /validate has lately seen a pod for which /mutate was not called, or in which /mutate of
-    this replica has lately failed. Thread-safe."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._lock = threading.Lock()
-        self._clock = clock
-        # Maps each namespace to the times of the first and of the last pod for which /mutate was not called.
-        self._seen = ByNamespace(lambda _namespace: [clock()] * 2, clock)
-        self._failures: ByNamespace[list[tuple[float, str]]] = ByNamespace(lambda _namespace: [], clock)
-
-    def may_pass(self, namespace: str) -> bool:
-        """Record a pod without /mutate. Return True until `SKIPPED_SECONDS` after the first pod of its series."""
-        with self._lock:
-            seen, now = self._seen[namespace], self._clock()
-            seen[:] = now if now - seen[1] > SKIPPED_SECONDS else seen[0], now
-            return now - seen[0] < SKIPPED_SECONDS
-
-    def add_failure(self, namespace: str, error: Exception) -> None:
-        """Record a failure of /mutate in this replica. It changes nothing but the text of later rejections."""
-        with self._lock:
-            self._failures[namespace][:] = [(self._clock(), cut(str(error), MAX_FAILURE_LENGTH))]
-
-    def failure(self, namespace: str) -> str:
-        """Return the last failure of /mutate within `SKIPPED_SECONDS`; empty if there was none."""
-        with self._lock:
-            found = self._failures[namespace]
-            return found[0][1] if found and self._clock() - found[0][0] < SKIPPED_SECONDS else ""
 
 
 class Creation(msgspec.Struct, frozen=True, gc=False):

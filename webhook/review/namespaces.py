@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from vcuda import errors, kube
-from webhook.ledger.ledgers import ByNamespace
+from webhook.caches import NamespaceCache
 
 # The cache keeps the answer that a namespace exists, and the answer that it does not, for these numbers of seconds. The
 # second time is short, because a pod may be created immediately after its namespace.
@@ -30,7 +30,7 @@ class ExistingNamespaces:
         self._client = client
         self._clock = clock
         self._threads = ThreadPoolExecutor(LOOK_UP_THREADS, thread_name_prefix="namespaces")
-        self._known = ByNamespace(lambda _namespace: _LookUp(), clock)
+        self._known = NamespaceCache(lambda _namespace: _LookUp(), clock)
 
     async def check(self, namespace: str) -> None:
         """Raise BadReview if the namespace does not exist, and Unavailable if it could not be looked up."""

@@ -24,6 +24,7 @@ from vcuda.quota.well_known import MODEL_ANNOTATION
 from vcuda.requests.bypasses import could_reach_gpus, find_bypasses
 from vcuda.requests.pod_request import PodRequest, read_request, requests_gpus, resources_of
 from vcuda.requests.resources import MAX_PRODUCT, PLAIN_CARDS
+from webhook.caches import SKIPPED_SECONDS
 from webhook.review import decisions
 from webhook.review.context import PolicySnapshot
 from webhook.review.decisions import Creation, Rejection, Simple, Verdict
@@ -234,7 +235,7 @@ def _unpatched(create: Creation, review: PodReview, message: str, *, skipped: bo
         return Rejection(Outcome.NOT_MUTATED, f"{message}; try again in {decisions.RETRY_AFTER_SECONDS} s", soon=True)
     if _failure(create, review):
         return Rejection(Outcome.NOT_PINNED, message)
-    seconds = decisions.SKIPPED_SECONDS
+    seconds = SKIPPED_SECONDS
     likely = f"/mutate has patched no such pod for {seconds:g} s, so its registration is probably missing or wrong"
     return Rejection(Outcome.NOT_PINNED, f"{message}; {likely}")
 
