@@ -1,4 +1,4 @@
-"""Reports nodes whose GPU model is in doubt, for example because two sources disagree, in Events and in the log."""
+"""Reports nodes whose GPU model is in doubt, for example because two sources disagree, and quotas of missing models."""
 
 import hashlib
 import math
@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from vcuda.discovery.discovered import Doubt
-from vcuda.kube import Event, InvolvedObject, Kube, post_event_or_log
+from vcuda.kube import Event, InvolvedObject, Kube, NodeInformer, QuotaInformer, post_event_or_log
+from vcuda.placement.missing_models import model_warnings
 from vcuda.placement.observed_nodes import ObservedNode
 
 COMPONENT = "vcuda-controller"
@@ -52,3 +53,25 @@ class DoubtReports:
         event = Event(subject, f"model-{doubt}-{digest}", REASON, text, COMPONENT, type="Warning")
         post_event_or_log(self._kube, event)
         self._log.warning("GPU model of a node in doubt", node=node.metadata.name, doubt=doubt, message=text)
+
+
+class ModelWarnings:
+    """Logs each warning once. If a warning no longer applies and later applies again, it is logged again."""
+
+    def __init__(self, quota: QuotaInformer, nodes: NodeInformer) -> None:
+        self._quota = quota
+        self._nodes = nodes
+        self._log = structlog.get_logger()
+        self._logged: frozenset[str] | None = None
+
+    def check(self) -> None:
+        """Log new warnings. The first check logs nothing, because the controller may be about to label the nodes."""
+        if self._logged is None:
+            self._logged = frozenset()
+            return
+        quota, models = self._quota.current(), self._nodes.current().models
+        found = model_warnings(quota.models if quota else (), models)
+        for warning in found:
+            if warning not in self._logged:
+                self._log.warning("quota cannot be used", why=warning)
+        self._logged = frozenset(found)

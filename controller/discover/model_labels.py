@@ -14,8 +14,7 @@ from http import HTTPStatus
 import msgspec
 import structlog
 
-from controller.discover.doubts import DoubtReports
-from controller.discover.warnings import ModelWarnings
+from controller.discover.doubts import DoubtReports, ModelWarnings
 from controller.pods import PodInformer
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types

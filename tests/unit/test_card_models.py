@@ -31,7 +31,7 @@ from vcuda.allocations.stored_pods import charges_of, read_stored
 from vcuda.claims.devices import Devices
 from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.claims.products import Products
-from vcuda.discovery.names import model_of, normalise
+from vcuda.discovery.sources import model_of, normalise
 from vcuda.errors import QuotaFault
 from vcuda.kube import NodeInformer, QuotaInformer, QuotaSource
 from vcuda.placement.nodes import Nodes

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from examples.discovery import rows
 from tests.tables import cases
-from vcuda.discovery.names import model_of, normalise
+from vcuda.discovery.sources import model_of, normalise
 from vcuda.placement.missing_models import MAX_NAMES, model_warnings
 from vcuda.quota.values import listed, read_label_value
 

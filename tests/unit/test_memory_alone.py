@@ -143,7 +143,7 @@ def test_a_rejection_has_memory_and_no_cards() -> None:
 
 
 def test_a_choice_names_the_free_memory() -> None:
-    only = choose([Option("A100", CARD, A100, Usage(Charge(50, 3000)))], Rule.DOCUMENT)
+    only = choose([Option("A100", CARD, NamespaceQuota({"A100": A100}), Usage(Charge(50, 3000)))], Rule.DOCUMENT)
     assert isinstance(only, Choice)
     assert only.reason == "the only possible model, 160840 of 163840 MiB free"
 

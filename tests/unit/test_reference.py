@@ -26,7 +26,7 @@ OF_USERS = tuple(
         "vcuda": "admission_review k8s_types",
         "vcuda.allocations": "cards given_cards stale",
         "vcuda.claims": "charges digest request",
-        "vcuda.discovery": "discovered names",
+        "vcuda.discovery": "discovered",
         "vcuda.kube": "informers ledger_store turns",
         "vcuda.placement": "affinity choice nodes patches placement",
         "vcuda.quota": "card_memory document entries grant_entries grant_words model shortage teams values",

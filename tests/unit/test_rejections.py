@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from tests.tables import cases
 from vcuda.placement.choice import Choice, Option, Rule, choose
 from vcuda.quota import rejections
-from vcuda.quota.model import Charge, Limit, Usage, fits
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage, fits
 from vcuda.quota.shortage import MissingQuota, Shortage, exceeded, read_shortages
 
 MODELS = st.from_regex(re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII), fullmatch=True)
@@ -77,9 +77,12 @@ def test_the_model_is_read_from_a_forecast(model: str, reason: str) -> None:
 
 @given(MODELS, st.booleans())
 def test_a_model_that_was_passed_over_for_lack_of_a_node_is_read_from_the_reason(model: str, has_room: bool) -> None:
-    limits = [Limit(100 if has_room else 0), Limit(100), Limit(100)]
-    options = [Option(each, Charge(100), limit, Usage()) for each, limit in zip([model, "x", "y"], limits, strict=True)]
-    options[0] = Option(model, Charge(100), limits[0], Usage(), ready=False)
+    room, quota = (
+        NamespaceQuota({model: Limit(100 if has_room else 0)}),
+        NamespaceQuota(dict.fromkeys("xy", Limit(100))),
+    )
+    options = [Option(model, Charge(100), room, Usage(), ready=False)]
+    options += [Option(each, Charge(100), quota, Usage()) for each in "xy"]
     choice = choose(options, Rule.DOCUMENT)
     assert isinstance(choice, Choice)
     assert (choice.model, rejections.NO_QUOTA in choice.reason) == ("x", not has_room)

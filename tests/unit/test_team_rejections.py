@@ -298,7 +298,8 @@ def test_the_usage_in_memory_costs_no_calls(members: Members, recorder: Recorder
 def test_the_model_with_room_in_the_team_is_chosen() -> None:
     full = Usage(CARD, others=CARD * 3)
     usages = {"M40": full, "P100": Usage()}
-    options = [Option(model, CARD, Limit(400), usage, team=VISION) for model, usage in usages.items()]
+    own = NamespaceQuota(dict.fromkeys(usages, Limit(400)), team=VISION)
+    options = [Option(model, CARD, own, usage) for model, usage in usages.items()]
     choice = choose(options, Rule.DOCUMENT)
     assert isinstance(choice, Choice)
     assert choice.model == "P100"

@@ -182,15 +182,18 @@ def _forecasts() -> list[str]:
     free = Candidates(("M40", "P100"), frozenset(), {})
     every = [(free.options(two, lambda _model: Charge(100), {}), rule) for rule in Rule]
     card = Charge(100)
-    full = [Option(model, card, Limit(100), Usage(card)) for model in ("H100", "A100", "L40S", "A10")]
-    empty = [Option(model, card, Limit(800), Usage()) for model in ("T4", "V100")]
+    small = NamespaceQuota(dict.fromkeys(("H100", "A100", "L40S", "A10"), Limit(100)))
+    large = NamespaceQuota(dict.fromkeys(("T4", "V100", "L4"), Limit(800)))
+    full = [Option(model, card, small, Usage(card)) for model in small.limits]
+    empty = [Option(model, card, large, Usage()) for model in ("T4", "V100")]
     away = msgspec.structs.replace(empty[0], model="L4", ready=False, waits=lambda: "its 2 nodes are cordoned")
     states = NodeStates({CORDON: 1, Taint(NOT_READY): 2, Taint("dedicated"): 4}, {"nvidia.com/gpu": {8: 7}}, unknown=0)
     obstacles = [states.obstacle(nodes, {"nvidia.com/gpu": 8}) for nodes in (0b11111, 0b1000)]
     waiting = [msgspec.structs.replace(away, waits=lambda each=each: each) for each in obstacles]
     every += [([*full, *empty], Rule.ORDER), ([away, *empty], Rule.ANNOTATION)]
     every += [([each], Rule.DOCUMENT) for each in waiting]
-    of_team = Option("A100", card, Limit(400), Usage(card, others=card), team=Team("vision", {"A100": Limit(800)}))
+    in_team = NamespaceQuota({"A100": Limit(400)}, team=Team("vision", {"A100": Limit(800)}))
+    of_team = Option("A100", card, in_team, Usage(card, others=card))
     every += [([of_team], Rule.DOCUMENT)]
     choices = [choose(options, rule) for options, rule in every]
     return [*told, *(choice.forecast for choice in choices if isinstance(choice, Choice))]

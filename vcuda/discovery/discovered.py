@@ -10,8 +10,7 @@ from types import MappingProxyType
 import msgspec
 
 from vcuda.discovery import sources
-from vcuda.discovery.names import model_of, normalise
-from vcuda.discovery.sources import DriverCards, SourceCards
+from vcuda.discovery.sources import DriverCards, SourceCards, model_of, normalise
 from vcuda.placement.device_plugins import NodeFacts, contradictions
 from vcuda.placement.missing_models import MAX_NAMES
 from vcuda.placement.nodes import matches_model

@@ -17,10 +17,11 @@ import msgspec
 
 from vcuda.claims.devices import WHOLE_TYPES, DeviceOffer, PoolSlice
 from vcuda.claims.drivers import DRIVERS, MEMORY
-from vcuda.discovery.names import normalise
 from vcuda.placement.device_plugins import NodeFacts, is_alive
 from vcuda.placement.nodes import COUNT_LABEL
 from vcuda.placement.registers import ANNOTATIONS, Register, Registers
+from vcuda.requests.folding import VENDOR
+from vcuda.requests.resources import CardModels
 from vcuda.requests.schemes import Scheme
 
 PRODUCT, CARD_MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
@@ -43,16 +44,38 @@ OPERATOR, SLICES, FEATURES, CLOUD = "label", "resourceslices", "gpu-feature-disc
 SOURCES = (OPERATOR, *ANNOTATIONS.values(), SLICES, FEATURES, CLOUD)
 """The names of all sources, the strongest first."""
 
+_BLANKS = re.compile(r"[-\s]+")
+_VENDORS = re.compile(rf"^(?:{VENDOR})+", re.IGNORECASE)
+_NOT_IN_A_LABEL = re.compile(r"[^-_.A-Za-z0-9]+", re.ASCII)
+_MAX_LABEL_LENGTH = 63
+
 _MIB = 2**20
 MIG_TYPE = "mig"
 _GPU_DRIVERS = frozenset(driver.name for driver in DRIVERS)
-
 
 DriverCards = Mapping[str, Mapping[DeviceOffer, int]]
 """By DRA driver: the different devices that the driver publishes for one node, each with the number of such devices."""
 
 PublishedCards = Mapping[str, DriverCards]
 """By node: the devices that known DRA drivers publish for the node."""
+
+
+def normalise(name: str) -> str:
+    """Return a product name such as ``NVIDIA-A100-SXM4-40GB``; empty if only ``NVIDIA-`` would be left."""
+    # NVML and ResourceSlices have names such as `NVIDIA A100-SXM4-40GB`. GPU feature discovery writes `-` for each
+    # space. HAMi up to 2.7 adds `NVIDIA-` to every name. Drivers up to 450 leave the vendor out of the name.
+    own = _VENDORS.sub("", f"{_BLANKS.sub('-', name).strip('-')}-").strip("-")
+    return f"{VENDOR}{own}" if own else ""
+
+
+def model_of(product: str, named: CardModels) -> str:
+    """Return the GPU model of a normalised product.
+
+    If an entry of `gpu_models` in the quota ConfigMap matches the product, the entry determines the model. Otherwise
+    the model is the product's name, shortened to a valid label value.
+    """
+    model = named.model_of(product)
+    return model if model in named.rows else _NOT_IN_A_LABEL.sub("-", product)[:_MAX_LABEL_LENGTH].strip("-_.")
 
 
 def published_cards(slices: Iterable[PoolSlice]) -> PublishedCards:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 import msgspec
 
-from vcuda.quota.model import NO_LIMIT, Charge, Limit, NamespaceQuota, Team, Usage, card_count, cards, fits
+from vcuda.quota.model import NO_LIMIT, Charge, Limit, NamespaceQuota, Usage, card_count, cards, fits
 from vcuda.quota.rejections import NO_QUOTA, passed_over, would_be_pinned
 from vcuda.quota.shortage import Shortage, find_shortage
 from vcuda.quota.values import listed, printable, suggestion
@@ -119,39 +119,42 @@ class Option(msgspec.Struct, frozen=True, gc=False):
     model: str
     asked: Charge
     """The charge of the object if it uses this model."""
-    limit: Limit
+    quota: NamespaceQuota
+    """The quota of the object's namespace."""
     usage: Usage
     ready: bool = True
     """True if a node of the model can take the object now."""
     waits: Callable[[], str] = str
     """Returns why no node of the model can take the object now; empty if the nodes are unknown."""
-    total: Limit | None = None
-    """The limit of all models together; None if there is none. It does not change the choice."""
     total_usage: Callable[[], Usage] = Usage
-    team: Team | None = None
+    """Returns the usage of all models together. Their limit does not change the choice."""
+
+    @property
+    def limit(self) -> Limit:
+        return self.quota.limits[self.model]
 
     @property
     def has_room(self) -> bool:
         if not fits(self.limit, self.usage.used, self.asked):
             return False
-        of_team = self.team.limits.get(self.model, NO_LIMIT) if self.team else None
+        of_team = self.quota.team.limits.get(self.model, NO_LIMIT) if self.quota.team else None
         return of_team is None or fits(of_team, self.usage.used + self.usage.others, self.asked)
 
     @property
     def free(self) -> str:
         """A phrase with the free quota of the namespace and of its team."""
-        if self.team is None:
+        if (team := self.quota.team) is None:
             return free_of(self.limit, self.usage)
-        of_team = self.team.limits.get(self.model, NO_LIMIT)
+        of_team = team.limits.get(self.model, NO_LIMIT)
         usage = msgspec.structs.replace(self.usage, used=self.usage.used + self.usage.others)
         own = "" if of_team == self.limit else f"{free_of(self.limit, self.usage)}, "
-        return f"{own}{free_of(of_team, usage)} in team {self.team.name}"
+        return f"{own}{free_of(of_team, usage)} in team {team.name}"
 
     @property
     def shortage(self) -> Shortage | None:
         """The quota that is missing for the object; None if it fits."""
         of_model = Shortage(self.model, self.asked, self.usage, self.limit)
-        return find_shortage(of_model, self.total, self.total_usage, self.team)
+        return find_shortage(of_model, self.quota.total, self.total_usage, self.quota.team)
 
     @property
     def obstacle(self) -> str:

@@ -140,19 +140,7 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
         for model in self.models:
             waits = functools.partial(self.why_not_ready, model) if self.why_not_ready else str
             used, ready = usage.get(model, Usage()), model in self.ready
-            found.append(
-                Option(
-                    model,
-                    charge_on(model),
-                    quota.limits[model],
-                    used,
-                    ready,
-                    waits,
-                    total=quota.total,
-                    total_usage=total_usage,
-                    team=quota.team,
-                )
-            )
+            found.append(Option(model, charge_on(model), quota, used, ready, waits, total_usage))
         return found
 
     def sentence(self, kind: str, namespace: str, quota: NamespaceQuota) -> str:

@@ -93,13 +93,7 @@ class Drafts:
         return team, self._with_reservation(draft)
 
     def _decide(
-        self,
-        read: Read,
-        calls: Sequence[Charging],
-        membership: Membership,
-        others: Allotted | None,
-        *,
-        final: bool,
+        self, read: Read, calls: Sequence[Charging], membership: Membership, others: Allotted | None, *, final: bool
     ) -> Draft | None:
         """Decide the calls. ``others``: as for `decide`. ``final``, result: as for `draft`."""
         decided = decide_all(read, calls, others)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 from vcuda.errors import Conflict, LedgerLost, ListOverdue, Unavailable, VcudaError, WriteUnanswered
 from vcuda.kube import Stored
 from vcuda.ledger.ledger import NO_MODEL, Admitted, Ledger, Rejected, is_counted_before, is_older
-from vcuda.ledger.recount import ObservedPods, recount
+from vcuda.ledger.recount import recount
 from vcuda.ledger.team import Membership, join, leave
 from vcuda.quota.model import Team, Usage, all_models
 from vcuda.quota.shortage import Shortage
@@ -133,7 +134,8 @@ class NamespaceLedger:
         self._committer = BatchCommitter[ChargeRequest, Decision](self._commit, TOO_MANY, self._gather, shared.clock)
         read = shared.store.read
         self._reads = SharedCall(lambda: shared.in_thread(read, namespace, READ_TIMEOUT_SECONDS), shared.clock)
-        self._fresh_count = FreshCount(self._list, lambda: self._newest, shared.clock, shared.sleep)
+        count = functools.partial(shared.listed, shared.store.count_pods, namespace, READ_TIMEOUT_SECONDS)
+        self._fresh_count = FreshCount(count, lambda: self._newest, shared.clock, shared.sleep)
         self._spending = Spending(shared)
         self._reserved = self._spending.reservation
         self._stored = StoredLedger(namespace, shared, self._spending)
@@ -190,9 +192,6 @@ class NamespaceLedger:
         account = self._team_account(of_team[0].team)
         others = await account.counted_others(self._namespace, of_team, deadline)
         return None if others is None else beside_others(usages, others)
-
-    async def _list(self) -> ObservedPods:
-        return await self._shared.listed(self._shared.store.count_pods, self._namespace, READ_TIMEOUT_SECONDS)
 
     async def _gather(self, last_batch: int) -> None:
         # More charges can join the batch during this sleep. If the previous batch had one charge, there is no load, so

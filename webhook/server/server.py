@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import logging
 import mmap
 import os
 import resource
@@ -14,6 +15,8 @@ from typing import Any, NoReturn
 import msgspec
 import structlog
 from gunicorn.app.base import BaseApplication
+from gunicorn.config import Config
+from gunicorn.glogging import Logger
 
 from vcuda import cli, kube as k8s
 from vcuda.placement import patches
@@ -26,7 +29,6 @@ from webhook.ledger import ledgers, shared
 from webhook.metrics import LedgerMetrics, Metrics, ReflectorCollector
 from webhook.review import context, namespaces
 from webhook.server import app
-from webhook.server.gunicorn_log import StructuredLogger
 from webhook.server.worker import KEEP_ALIVE_SECONDS, WebhookWorker
 
 MAX_CONNECTIONS = 2048
@@ -181,6 +183,22 @@ class Failure:
         self._shared[0] = 1
         os.kill(self._server, signal.SIGTERM)
         os._exit(0)  # gunicorn would log any other exit status as a fault of the worker
+
+
+class StructuredLogger(Logger):
+    """Writes the log lines of gunicorn as JSON objects, like all other log lines of the webhook."""
+
+    def setup(self, cfg: Config) -> None:
+        """Replace gunicorn's handlers, which would write plain text to standard error."""
+        self.error_log.setLevel(cfg.loglevel.upper())
+        self.error_log.handlers = [_ToStructlog()]
+        self.access_log.handlers = []
+
+
+class _ToStructlog(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        log = structlog.get_logger()
+        log.log(record.levelno, "gunicorn", message=record.getMessage(), exc_info=record.exc_info or False)
 
 
 class WebhookServer(BaseApplication):
