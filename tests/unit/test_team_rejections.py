@@ -267,7 +267,8 @@ def test_other_namespaces_are_listed_for_a_choice_only_if_their_ledgers_leave_no
     monkeypatch.setattr(members.store, "count_pods", counting)
     ledgers = members.replica.ledgers
     usage = asyncio.run(ledgers.usage("team-a", VISION))
-    options = [Option("M40", CARD * 2, Limit(400), usage["M40"], team=VISION)]
+    own = NamespaceQuota({"M40": Limit(400)}, team=VISION)
+    options = [Option("M40", CARD * 2, own, usage["M40"])]
     stored = asyncio.run(ledgers.stored_usage("team-a", shortages_of(options), usage, members.clock.now + PATIENT))
     assert stored is not None
     assert (stored["M40"].others, sorted(counted)) == (CARD if used == 1 else Charge(), listed)
