@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.cluster import Cluster, administering
 from tests.real.node import ADDRESS, KUBELET_USER, PROXY_USER, Node, running_node
-from tests.real.release import QUOTA, TEAMS, Release
+from tests.real.release import MEMBERS, QUOTA, TEAMS, Release
 from tools.control_plane import ControlPlane, Settings, running_control_plane
 
 USERS = ("tenant", KUBELET_USER, PROXY_USER)
@@ -40,10 +40,10 @@ def node(plane: ControlPlane, cluster: Cluster, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="session")
 def release(cluster: Cluster, node: Node, tmp_path_factory: pytest.TempPathFactory) -> Release:
-    """The installed chart, whose webhooks are registered, and a quota for all `TEAMS`."""
+    """The installed chart, whose webhooks are registered, and a quota for all namespaces of the tests."""
     assert node.kubelet.running
-    for team in TEAMS:
-        cluster.create_namespace(team)
+    for namespace in (*TEAMS, *MEMBERS):
+        cluster.create_namespace(namespace)
     release = Release(cluster, tmp_path_factory.mktemp("release"))
     release.install()
     cluster.apply(QUOTA)

@@ -30,12 +30,16 @@ TEAMS = {
 }
 """The quota of each namespace, in cards. The node has four cards. Pods with a scheduling gate need no card."""
 
+MEMBERS, POOL_LIMIT = ("pool-one", "pool-two", "pool-three"), 3
+"""The namespaces of the team `pool`, which have no quota of their own, and the limit of the team in cards."""
+
 QUOTA = {
     "apiVersion": "v1",
     "kind": "ConfigMap",
     "metadata": {"name": "gpuquota", "namespace": "kube-system", "labels": {"quota.vcuda.io/config": "true"}},
     "data": {
         "gpu_quota": json.dumps({name: {"quota": {MODEL_NAME: cards}} for name, cards in TEAMS.items()}),
+        "gpu_teams": json.dumps({"pool": {"namespaces": MEMBERS, "quota": {MODEL_NAME: POOL_LIMIT}}}),
         "gpu_models": yaml.safe_dump({MODEL_NAME: [PRODUCT]}),
     },
 }
@@ -95,9 +99,9 @@ class Release:
         return self.cluster.kubectl("--namespace", SYSTEM_NAMESPACE, *arguments).stdout
 
     def await_enforced(self) -> None:
-        """Return when every team is limited, and the controller has written the model label of the node."""
-        for team in TEAMS:
-            await_enforced(self.cluster, team)
+        """Return when every namespace is limited, and the controller has written the model label of the node."""
+        for namespace in (*TEAMS, *MEMBERS):
+            await_enforced(self.cluster, namespace)
         self.cluster.await_object("/api/v1/nodes", NAME, lambda node: MODEL in node["metadata"]["labels"])
 
     def charged(self, namespace: str) -> float:
