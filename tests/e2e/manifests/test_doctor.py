@@ -199,7 +199,7 @@ def test_a_lost_certificate_of_an_optional_part_is_found_until_it_is_renewed(adm
     assert f"Secret {SYSTEM_NAMESPACE}/{CLIENT}-tls has no tls.crt and no tls.key" in finding["text"]
     assert f"--from=cronjob/{CLIENT}-certs client-certs-now. Then copy it to each API server" in finding["action"]
     # The CronJob runs the same command as this Job.
-    renewed = system.rotate(f"{CLIENT}-certs-first")
+    renewed = system.rotate(f"{CLIENT}-certs-first", overlap="1s")
     assert renewed.returncode == 0, renewed.stdout + renewed.stderr
     await_healthy(admin)
     admin.kubectl("-n", SYSTEM_NAMESPACE, "delete", "cronjob", f"{CLIENT}-certs")
