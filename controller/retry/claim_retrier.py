@@ -20,7 +20,7 @@ from vcuda.k8s_types import Decoder
 from vcuda.kube import MERGE_PATCH, Kube
 from vcuda.ledger.report import NamespaceUse
 
-MAX_AT_ONCE = 20  # One check of a namespace reads at most this many pods, those that were rejected first.
+MAX_AT_ONCE = 20  # One check reads at most this many pods, those of each namespace that were rejected first.
 MAX_WOKEN = 10_000
 """The most pods of a namespace that are read after its free quota has grown. Their uids are kept in memory."""
 NEXT_LOOK_SECONDS = 5.0
@@ -62,7 +62,8 @@ class ClaimRetrier:
         self._kube = kube
         self._served = served
         self._free: dict[str, FreeByModel] = {}
-        self._checked: dict[str, set[str]] = {}
+        # `_checked`: for each key of the queue, the uids of the pods that were read, by namespace.
+        self._checked: dict[str, dict[str, set[str]]] = {}
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
@@ -74,7 +75,7 @@ class ClaimRetrier:
             free, of_team_has_grown = record_free(self._free, key, use.team)
             has_grown = has_grown or of_team_has_grown
         if has_grown:
-            self._checked[key] = set()
+            self._checked[key] = {}
             self.reconciler.queue.add(key, interval=interval)
         if not has_free_cards(free):
             self._checked.pop(key, None)
@@ -83,12 +84,14 @@ class ClaimRetrier:
         checked, team = self._checked.get(key), team_in(key)
         if checked is None or not self._served():
             return None
-        first: dict[tuple[str, RejectedObject], str] = {}
+        due: list[tuple[int, str, str, str, str, RejectedObject]] = []
         for namespace in [key] if team is None else self._rests.rested(self._teams.members(team)):
-            began = time.monotonic()
+            began, known = time.monotonic(), checked.setdefault(namespace, set())
             try:
-                found = rejected_by_events(self._kube, namespace, CLAIM_REASON, ("Pod",), leave_out=checked)
-                first |= {(namespace, pod): since for pod, since in found.items()}
+                found = rejected_by_events(self._kube, namespace, CLAIM_REASON, ("Pod",), leave_out=known)
+                in_order = sorted((since, pod.name, pod.uid, namespace, pod) for pod, since in found.items())
+                in_turns = ((number, *each) for number, each in enumerate(in_order[: MAX_WOKEN - len(known)]))
+                due = sorted((*due, *in_turns))[: MAX_AT_ONCE + 1]  # the last one shows that more are due
             except errors.ListOverdue as error:
                 # After a slow LIST, check other namespaces first. Kubernetes also retries by itself.
                 self._log.warning("rejected ResourceClaims not listed in time", namespace=namespace, reason=str(error))
@@ -96,12 +99,13 @@ class ClaimRetrier:
                     self.reconciler.queue.retry(key, LOOK_SECONDS * REST_PER_SECOND)
                     return None
             self._rests.measure(namespace, began)
-        due = sorted(first, key=lambda each: (first[each], each[1].name, each[0]))
-        now = due[: min(MAX_AT_ONCE, MAX_WOKEN - len(checked))]
-        checked.update(pod.uid for _, pod in now)
-        # `MAX_AT_ONCE` limits the pods that one check reads, including pods that need no retry. So a tenant who forges
-        # Events cannot delay the retries in other namespaces.
-        woken = [self._wake(namespace, pod) for namespace, pod in now]
+        # `MAX_AT_ONCE` limits the pods that one check reads, including pods that need no retry. The first pod of each
+        # namespace comes before the second one of any namespace. So a tenant who forges Events cannot delay the retries
+        # in other namespaces.
+        now = due[:MAX_AT_ONCE]
+        for *_, namespace, pod in now:
+            checked[namespace].add(pod.uid)
+        woken = [self._wake(namespace, pod) for *_, namespace, pod in now]
         if now and len(due) > len(now):
             return 0.0
         return NEXT_LOOK_SECONDS if any(woken) else None

@@ -101,6 +101,12 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
             return max(spec.replicas - status.replicas, 0)
         return max(status.desired_number_scheduled - status.current_number_scheduled, 0)
 
+    @property
+    def created(self) -> int:
+        """The number of pods that this owner has created, by its status, which its users cannot write."""
+        status = self.status
+        return status.replicas + status.active + status.succeeded + status.current_number_scheduled
+
     def _wanted_by_job(self, parallelism: int) -> int:
         # Compute the number of wanted pods as Kubernetes' Job controller does (manageJob in pkg/controller/job).
         ended = any(each.type in JOB_ENDED and each.status == "True" for each in self.status.conditions or ())
@@ -287,4 +293,6 @@ def _rejected_by_event(
         # The owner may have been deleted, because Events stay for some time after the deletion of their object.
         with contextlib.suppress(errors.NotFound):
             raw = kube.get(path)
-            yield from (RejectedOwner(path, since, owner, len(raw)) for owner in objects.decode_each(_OWNER, [raw]))
+            for owner in objects.decode_each(_OWNER, [raw]):
+                # A tenant can write an Event with any time.
+                yield RejectedOwner(path, max(since, owner.metadata.creation_timestamp or ""), owner, len(raw))

@@ -4,7 +4,8 @@ After a change of the nodes' GPU models, owners also retry the pods that could u
 of a DaemonSet's pod may have got its model label only after the pod was rejected.
 
 The namespaces of a team share quota. So when quota of a team becomes free, the owners of all its namespaces are checked
-together, and the owner that was rejected first retries first.
+together, and the owner that was rejected first retries first. If a retry creates no pod, the other namespaces are
+next: tenants can write the Events and owners by which a retry is decided.
 
 After a rejection, Kubernetes' controller retries after up to 16 minutes (kubernetes/kubernetes#98656). A change
 of the owner makes the controller retry immediately. So this module sets an annotation that no other program reads.
@@ -12,6 +13,7 @@ of the owner makes the controller retry immediately. So this module sets an anno
 
 import math
 import time
+import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -37,6 +39,8 @@ NEXT_LOOK_SECONDS = 5.0
 """Seconds until a namespace with free quota and rejected workloads is checked again."""
 CREATION_TIMEOUT_SECONDS = 8.0
 """Minimum seconds between two retries of one workload, so that its controller has time to create the pods."""
+IN_VAIN_SECONDS = 300.0
+"""If a retry creates no pod, the owner and its namespace come after all others for this many seconds."""
 # The check of one namespace must not delay the checks of others. So a check may take BUDGET_SECONDS to read the owners
 # of rejected pods, and BUDGET_SECONDS to decide which of them retry. The next check continues with the remaining
 # owners. After a slow check, the namespace waits REST_PER_SECOND times as long as the check has taken.
@@ -128,8 +132,24 @@ def _least_memory(charge: Charge, limit: Limit) -> int:
     return max(charge.memory_under(limit) - 1, charge.memory)
 
 
-def oldest_first(rejected: Iterable[RejectedOwner], judged: Collection[str] = ()) -> list[RejectedOwner]:
-    return sorted(rejected, key=lambda each: (each.path in judged, each.since, each.path))
+def oldest_first(
+    rejected: Collection[RejectedOwner],
+    judged: Collection[str] = (),
+    in_vain: Mapping[str, float] = types.MappingProxyType({}),
+) -> list[RejectedOwner]:
+    """Return the owners in the order in which they retry.
+
+    ``in_vain``: the owners whose last retry created no pod, with the time of this retry. An owner in a namespace with
+    such an owner comes after all other namespaces.
+    """
+    failed: dict[str, float] = {}
+    for each in rejected:
+        failed[each.namespace] = max(failed.get(each.namespace, 0.0), in_vain.get(each.path, 0.0))
+
+    def place(each: RejectedOwner) -> tuple[object, ...]:
+        return each.path in judged, failed[each.namespace], in_vain.get(each.path, 0.0), each.since, each.path
+
+    return sorted(rejected, key=place)
 
 
 class Room(NamedTuple):
@@ -240,7 +260,8 @@ class Retrier:
         self._clock = clock
         # `_free`: the free quota of each namespace, and of each team by its `team_key`.
         self._free: dict[str, FreeByModel] = {}
-        self._retried_at: dict[str, float] = {}
+        # `_retried`: when each owner has retried last, and the number of pods that it had created before.
+        self._retried: dict[str, tuple[float, int]] = {}
         self._listed: dict[str, tuple[float, Collection[str]]] = {}
         self._looked_at: dict[str, float] = {}
         self._judged: dict[str, set[str]] = {}
@@ -287,7 +308,8 @@ class Retrier:
             return None
         started = self._clock()
         found, slow = self._find(quotas, started, judged)
-        in_order = oldest_first(found.owners, judged)
+        in_vain = {each.path: self._retried[each.path][0] for each in found.owners if self._has_failed(each)}
+        in_order = oldest_first(found.owners, judged, in_vain)
         nodes, known = self._nodes.current(), self._quota.resources()
         chosen = select_retries(self._in_time(in_order, judged), quotas, rooms, nodes, known)
         unjudged = {each.path for each in in_order} - judged
@@ -296,7 +318,7 @@ class Retrier:
         if unjudged:
             self._log.info("the next check handles the other workloads", namespace=key, count=len(unjudged))
         for rejected in chosen:
-            if self._retried_at.get(rejected.path, -math.inf) + CREATION_TIMEOUT_SECONDS <= self._clock():
+            if rejected.path not in self._retried or self._has_had_time(rejected):
                 self._trigger(rejected)
         # Kubernetes' controllers need time to create pods. The next check sees the quota that these pods leave free.
         again = NEXT_LOOK_SECONDS if chosen or unjudged or not found.complete else None
@@ -361,12 +383,21 @@ class Retrier:
             if not in_time():
                 return
 
+    def _has_had_time(self, rejected: RejectedOwner) -> bool:
+        return self._retried[rejected.path][0] + CREATION_TIMEOUT_SECONDS <= self._clock()
+
+    def _has_failed(self, rejected: RejectedOwner) -> bool:
+        """Return True if the last retry of an owner has created no pod."""
+        if rejected.path not in self._retried or not self._has_had_time(rejected):
+            return False
+        return rejected.owner.created <= self._retried[rejected.path][1]
+
     def _trigger(self, rejected: RejectedOwner) -> None:
-        recent = self._clock() - CREATION_TIMEOUT_SECONDS
+        recent = self._clock() - IN_VAIN_SECONDS
         # Two threads call this method. If one overwrites the other's record, a workload may retry once more.
         # Record the time of the retry before the patch, because the patch may succeed although its answer is lost.
-        kept = {path: at for path, at in self._retried_at.items() if at > recent}
-        self._retried_at = {**kept, rejected.path: self._clock()}
+        kept = {path: each for path, each in self._retried.items() if each[0] > recent}
+        self._retried = {**kept, rejected.path: (self._clock(), rejected.owner.created)}
         try:
             self._kube.patch(rejected.path, retry_patch(), MERGE_PATCH)
         except errors.NotFound:

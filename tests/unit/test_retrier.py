@@ -49,7 +49,7 @@ def rooms(free: Mapping[str, int | FreeQuota]) -> dict[str, FreeQuota]:
 def chosen(free: Mapping[str, int | FreeQuota], *owners: Owner, quota: NamespaceQuota = QUOTA) -> list[int]:
     """Return the indexes of the owners that may retry. ``owners`` are ordered by the age of their rejections."""
     rejected = [RejectedOwner(str(index), f"2026-01-01T00:00:0{index}Z", each) for index, each in enumerate(owners)]
-    in_order = retries.oldest_first(reversed(rejected))
+    in_order = retries.oldest_first(rejected[::-1])
     rooms_of = {"": retries.Room(rooms(free), quota.limits)}
     return [int(each.path) for each in retries.select_retries(in_order, {"": quota}, rooms_of, NODES)]
 

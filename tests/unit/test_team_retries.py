@@ -1,5 +1,6 @@
 """Tests of retries in a team: if quota of the team becomes free, the oldest rejection in any namespace retries."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from controller.retry import retrier as retries
 from controller.retry.claim_retrier import ClaimRetrier
 from controller.retry.rejected import LOOK_SECONDS
 from controller.retry.retrier import BUDGET_SECONDS, REST_PER_SECOND, RETRY_ANNOTATION
-from controller.seen_events import CLAIM_REASON
+from controller.seen_events import CLAIM_REASON, REASON
 from tests.api_double import ApiDouble, Effect
 from tests.builders import LABELS, container
 from tests.quota_map import store_quota
@@ -61,6 +62,28 @@ class Team:
         self.retrier.reconciler.turn(KEY)
         return sorted(path.rpartition("/")[2] for path in before if self.annotation(path) != before[path])
 
+    def reject_job(self, namespace: str, name: str, *, parallelism: int = 1, **metadata: str) -> None:
+        """Store a Job whose pods were rejected, with an Event whose time is forged."""
+        template = {"spec": {"containers": [container({"tencent.com/vcuda-core": 100})]}}
+        spec = {"parallelism": parallelism, "completions": parallelism, "template": template}
+        path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
+        self.api.store(path, {"metadata": {"name": name, **metadata}, "spec": spec, "status": {}})
+        self._report(namespace, {"kind": "Job", "name": name}, REASON, "0001-01-01T00:00:00Z")
+
+    def reject_claim(self, namespace: str, name: str, at: str, *, exists: bool = True) -> None:
+        """Store an Event about a pod whose claim was rejected. ``exists``: store the pod too."""
+        spec = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]}
+        stored = {"metadata": {"name": name, "uid": f"uid-{name}", "namespace": namespace}, "spec": spec}
+        if exists:
+            self.api.store(f"/api/v1/namespaces/{namespace}/pods/{name}", stored)
+        self._report(namespace, {"kind": "Pod", "name": name, "uid": f"uid-{name}"}, CLAIM_REASON, at)
+
+    def _report(self, namespace: str, about: Mapping[str, str], reason: str, at: str) -> None:
+        event = {"involvedObject": about, "message": "exceeded quota: M40 in team vision", "reason": reason}
+        name = about["name"]
+        path = f"/api/v1/namespaces/{namespace}/events/{name}"
+        self.api.store(path, {**event, "firstTimestamp": at, "metadata": {"name": name}})
+
     def annotation(self, path: str) -> Any:
         return self.api.objects[path]["metadata"].get("annotations", {}).get(RETRY_ANNOTATION)
 
@@ -77,9 +100,9 @@ def test_the_workload_that_has_waited_longest_in_the_whole_team_retries_first(ap
     team.report("m-1", 300)
     assert team.retrier.reconciler.queue.next() == KEY
     assert team.check() == ["oldest"]
-    team.report("m-1", 200)
+    api.remove(f"{REPLICA_SETS.format('m-3')}/oldest")
     team.now += 10
-    assert team.check() == ["newer", "oldest"]
+    assert team.check() == ["newer"]
 
 
 def test_a_workload_that_does_not_fit_its_own_limit_takes_no_quota_of_the_team(api: ApiDouble) -> None:
@@ -153,18 +176,66 @@ def test_the_claims_that_have_waited_longest_in_the_whole_team_are_retried_first
     team = Team(api)
     team.report("m-1", 200)
     team.report("m-2", 200)
-    message = "exceeded quota: M40 in team vision"
     for number in range(30):
-        namespace, name = f"m-{number % 2 + 1}", f"pod-{number}"
-        pod = {"kind": "Pod", "name": name, "uid": f"uid-{number}"}
-        event = {"involvedObject": pod, "message": message, "reason": CLAIM_REASON}
-        at = {"firstTimestamp": f"2026-01-01T00:00:{59 - number:02}Z"}
-        api.store(f"/api/v1/namespaces/{namespace}/events/{name}", {**event, **at, "metadata": {"name": name}})
-        spec = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]}
-        stored = {"metadata": {"name": name, "uid": f"uid-{number}", "namespace": namespace}, "spec": spec}
-        api.store(f"/api/v1/namespaces/{namespace}/pods/{name}", stored)
+        team.reject_claim(f"m-{number % 2 + 1}", f"pod-{number}", f"2026-01-01T00:00:{59 - number:02}Z")
     team.report(freed, 100)
     assert team.claims.reconciler.queue.next() == KEY
     team.claims.reconciler.turn(KEY)
     woken = {path.rpartition("/")[2] for path in api.objects if "/pods/" in path and team.annotation(path)}
     assert woken == {f"pod-{number}" for number in range(10, 30)}
+
+
+# Tests of the Events and owners of one namespace that must not stop the retries of the others
+
+
+@pytest.mark.parametrize("jobs", [1, 5])
+def test_owners_that_never_create_their_pods_take_the_retries_of_no_other_namespace(api: ApiDouble, jobs: int) -> None:
+    """The Jobs want many pods, which the API server rejects for another reason."""
+    team = Team(api)
+    for namespace, cores in (("m-1", 100), ("m-bad", 0), ("m-2", 0)):
+        team.report(namespace, cores)
+    for number in range(jobs):
+        team.reject_job("m-bad", f"bad-{number}", parallelism=1000)
+    team.reject("m-2", "waits", 1)
+    assert team.check() == ["bad-0"]
+    for _ in range(3):
+        team.now += 10
+        assert "waits" in team.check()
+        team.now += 10
+        assert "waits" not in team.check(), "each has its turn"
+
+
+def test_a_retry_that_created_a_pod_leaves_the_order(api: ApiDouble) -> None:
+    team = Team(api)
+    for namespace, cores in (("m-1", 300), ("m-2", 0), ("m-3", 0)):
+        team.report(namespace, cores)
+    team.reject_job("m-2", "oldest", parallelism=3)
+    team.reject("m-3", "newer", 1)
+    assert team.check() == ["oldest"]
+    api.objects["/apis/batch/v1/namespaces/m-2/jobs/oldest"]["status"] = {"active": 1}
+    team.now += 10
+    assert team.check() == ["oldest"]
+
+
+def test_an_event_makes_no_rejection_older_than_its_owner(api: ApiDouble) -> None:
+    team = Team(api)
+    for namespace, cores in (("m-1", 300), ("m-2", 0), ("m-3", 0)):
+        team.report(namespace, cores)
+    team.reject_job("m-2", "new", creationTimestamp="2026-01-01T00:00:09Z")
+    team.reject("m-3", "older", 1)
+    assert team.check() == ["older"]
+
+
+def test_events_about_missing_pods_stop_no_retries_of_claims_in_another_namespace(
+    api: ApiDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.retry.claim_retrier.MAX_WOKEN", 20)
+    team = Team(api)
+    team.report("m-1", 400)
+    for number in range(30):
+        team.reject_claim("m-bad", f"none-{number}", "0001-01-01T00:00:00Z", exists=False)
+    team.reject_claim("m-2", "waits", "2026-01-01T00:00:00Z")
+    for namespace, cores in (("m-bad", 0), ("m-2", 0), ("m-1", 300)):
+        team.report(namespace, cores)
+    team.claims.reconciler.turn(KEY)
+    assert team.annotation("/api/v1/namespaces/m-2/pods/waits")
