@@ -1,12 +1,14 @@
 """Tests of the store of the ledgers of teams: how they are opened, and what happens if they are lost."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from tests.api_double import ApiDouble, before, lost_reply
-from tests.replicas import Clock, Replica
+from tests.builders import ONE_CARD, stored_pod
+from tests.replicas import CARD, Clock, Replica
 from vcuda.errors import Conflict, LedgerLost, Unavailable, UnreadableLedger, WriteUnanswered
 from vcuda.kube import LedgerStore, TeamMap, TeamStore
 from vcuda.kube.team_store import RESTORED
@@ -36,6 +38,11 @@ def member(
     """Store the ledger of a namespace that has these charges and allotments."""
     stored = ledgers.open(namespace)
     ledgers.write(namespace, Ledger(used, allotments=allotments), stored)
+
+
+def store_pod(api: ApiDouble) -> None:
+    """Store a pod with one card in namespace team-a."""
+    api.store("/api/v1/namespaces/team-a/pods/runs", stored_pod(ONE_CARD, uid="runs"))
 
 
 def test_the_first_ledger_of_a_team_is_created_closed_and_opened_by_a_later_write(
@@ -116,12 +123,27 @@ def test_the_ledger_of_a_team_is_not_opened_before_a_lost_ledger_of_its_namespac
     assert teams.open("vision").ledger.allotted == {"team-a": USED}
 
 
-def test_a_namespace_whose_ledger_is_deleted_meanwhile_has_no_allotment(
+def test_a_ledger_that_is_lost_while_the_ledger_of_its_team_is_opened_is_counted(
+    api: ApiDouble, teams: TeamStore, ledgers: LedgerStore, clock: Clock
+) -> None:
+    member(ledgers, USED, vision=Allotment(ALLOTTED))
+    store_pod(api)
+    api.deliver = before("PUT", lambda: api.remove(ledgers.path("team-a")))
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="has not been counted yet"):
+            teams.open("vision", PLACED)
+    clock.pass_by(ledgers.uncertain_seconds)
+    assert teams.open("vision", PLACED).ledger.allotted == {"team-a": {"M40": CARD}}
+
+
+def test_a_ledger_that_is_deleted_while_the_ledger_of_its_team_is_opened_has_no_allotment(
     api: ApiDouble, teams: TeamStore, ledgers: LedgerStore
 ) -> None:
     member(ledgers, vision=Allotment(ALLOTTED))
-    api.deliver = before("PUT", lambda: api.remove(ledgers.path("team-a")))
-    assert teams.open("vision").ledger.allotted == {}
+    api.deliver = before("PUT", lambda: ledgers.drop("team-a", ledgers.open("team-a").version or ""))
+    with pytest.raises(Unavailable):
+        teams.open("vision", PLACED)
+    assert teams.open("vision", PLACED).ledger.allotted == {}
 
 
 def test_only_one_of_two_processes_opens_a_ledger(api: ApiDouble, teams: TeamStore, ledgers: LedgerStore) -> None:
@@ -226,13 +248,29 @@ def test_a_lost_ledger_of_a_team_is_not_opened_while_a_ledger_of_its_namespaces_
     api: ApiDouble, teams: TeamStore, ledgers: LedgerStore, clock: Clock
 ) -> None:
     member(ledgers, USED)
+    store_pod(api)
     api.remove(ledgers.path("team-a"))
     for _ in range(2):
         with pytest.raises(Unavailable, match="the ledger of a namespace of team vision has not been counted yet"):
             teams.open("vision", PLACED)
     assert TeamStore(ledgers).open("speech", PLACED).ledger == TeamLedger()
     clock.pass_by(ledgers.uncertain_seconds)
-    assert teams.open("vision", PLACED).ledger == TeamLedger(), "the namespace may have been deleted"
+    assert teams.open("vision", PLACED).ledger.allotted == {"team-a": {"M40": CARD}}
+
+
+def test_the_waits_for_all_lost_ledgers_of_a_team_begin_together(
+    api: ApiDouble, teams: TeamStore, ledgers: LedgerStore, clock: Clock
+) -> None:
+    everywhere, names = TeamMap(lambda _: "vision", "8"), [f"team-{number}" for number in range(30)]
+    for name in names:
+        member(ledgers, namespace=name)
+        api.remove(ledgers.path(name))
+    before_ = clock.now
+    with pytest.raises(Unavailable):
+        teams.open("vision", everywhere)
+    assert clock.now < before_ + 1, "a call of the webhook must not wait for each of them"
+    clock.pass_by(ledgers.uncertain_seconds)
+    assert teams.open("vision", everywhere).ledger == TeamLedger()
 
 
 def test_an_older_quota_moves_no_ledger_when_the_ledger_of_a_team_is_opened(
@@ -243,6 +281,29 @@ def test_an_older_quota_moves_no_ledger_when_the_ledger_of_a_team_is_opened(
     with pytest.raises(Unavailable):
         teams.open("vision", PLACED)
     assert ledgers.read("team-a").ledger.allotments == {}
+
+
+def test_errors_about_the_ledger_of_another_namespace_do_not_name_it(
+    api: ApiDouble, teams: TeamStore, ledgers: LedgerStore
+) -> None:
+    """The owner of a pod gets the text of the error."""
+    member(ledgers)
+    path = ledgers.path("team-a")
+    whole = api.objects[path]
+    api.store(path, {**whole, "data": {"ledger": "{"}})
+    with pytest.raises(Unavailable, match="the ledger of a namespace of team vision has not been counted yet"):
+        teams.open("vision", PLACED)
+    api.store(path, whole)
+    get = api.get
+
+    def late(path: str, *args: Any, **others: Any) -> bytes:
+        if path.endswith("team-a"):
+            raise Unavailable(f"{path}: timed out")
+        return get(path, *args, **others)
+
+    api.get = late  # type: ignore[method-assign]
+    with pytest.raises(Unavailable, match="the ledger of a namespace of team vision has not been counted yet"):
+        teams.open("vision", PLACED)
 
 
 def test_a_damaged_ledger_of_another_namespace_is_not_named(

@@ -148,9 +148,11 @@ class LedgerStore(NamespaceCounter):
                 if not self._awaits_opening(namespace, stored.ledger.lost):
                     return Stored(self._counted(namespace, stored.ledger, timeout), None)
 
-    def open(self, namespace: str, timeout: float = 10) -> Stored:
+    def open(self, namespace: str, timeout: float = 10, *, waits: bool = True) -> Stored:
         """Return a namespace's stored ledger, for writing. If there is none, create a closed ledger (it admits
         nothing). For a closed ledger, count the pods, and return an open one, which the caller must write.
+
+        ``waits``: False to raise LedgerLost immediately although another replica may be about to open the ledger.
 
         Raises the errors of `read`, Conflict if another writer was first, and WriteUnanswered if the outcome of a write
         is unknown. After an error the caller may call `open` again.
@@ -164,7 +166,7 @@ class LedgerStore(NamespaceCounter):
             version = str(stored.version)
             # If there was no mark, no charge was lost. So the ledger is opened now.
             if not self._marks.claim(namespace, version, lost, timeout):
-                if self._awaits_opening(namespace, lost):
+                if self._awaits_opening(namespace, lost, waits=waits):
                     continue
                 # The mark records that the namespace has had a ledger. Renew the mark, so that a replica that has read
                 # an older version of it cannot delete it.
@@ -179,7 +181,7 @@ class LedgerStore(NamespaceCounter):
         """Return whether the namespace has had a ledger that was not deleted by `drop`."""
         return self._marks.current(namespace) is not None
 
-    def _awaits_opening(self, namespace: str, lost: Reservation) -> bool:
+    def _awaits_opening(self, namespace: str, lost: Reservation, *, waits: bool = True) -> bool:
         """Return False if this replica may open the closed ledger. If another replica may be about to open it, sleep
         briefly and return True.
 
@@ -188,7 +190,7 @@ class LedgerStore(NamespaceCounter):
         try:
             self.check_lost(namespace, lost)
         except errors.LedgerLost as error:
-            if error.missing >= OPENING_SECONDS:
+            if error.missing >= OPENING_SECONDS or not waits:
                 raise
             self._sleep(LOOK_AGAIN_SECONDS)
             return True

@@ -7,10 +7,11 @@ namespaces record their allotments, so they are read before the ledger of the te
 
 import contextlib
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
+import structlog
 
 from vcuda import errors, k8s_types
 from vcuda.k8s_types import Decoder
@@ -119,7 +120,7 @@ class TeamStore:
         allotted = {**stored.ledger.allotted}
         listed = dict(self._found(team, timeout)[1])
         if team_map and not allotted:
-            listed |= self._joined(team, team_map, listed, timeout, may_lack=left <= 0)
+            listed |= self._joined(team, team_map, listed, timeout)
         for namespace, config_map in listed.items():
             if found := self._unchecked(team, namespace, config_map, timeout):
                 needs = [needed(found), found.allotments[team].charges]
@@ -189,40 +190,47 @@ class TeamStore:
         return version, found
 
     def _joined(
-        self, team: str, team_map: TeamMap, listed: Collection[str], timeout: float, *, may_lack: bool
+        self, team: str, team_map: TeamMap, listed: Collection[str], timeout: float
     ) -> Mapping[str, k8s_types.ConfigMap]:
-        """Put the ledgers of further namespaces into the team, and return them.
+        """Put the ledgers of further namespaces into the team, and return them. A lost ledger is opened again.
 
-        Only the mark of a namespace shows that its ledger is missing, because it was lost. ``may_lack``: False to raise
-        Unavailable if a ledger is missing or closed.
+        Only the mark of a namespace shows that its ledger is missing, because it was lost. Raises Unavailable if a
+        ledger cannot be opened yet.
         """
-        joined = {}
+        joined, uncounted = {}, None
         for page in self._kube.list_pages(self._ledgers.collection, {"labelSelector": MARKS}, timeout=timeout):
             for mark in map(_CONFIG_MAP.decode, page.items):
                 namespace = mark.metadata.name.removeprefix(MARK)
                 if namespace in listed or team_map.team_of(namespace) != team:
                     continue
-                stored = self._ledgers.stored(namespace, timeout)
-                if stored is None or stored.ledger.lost or is_older(team_map.version, stored.ledger.team_version):
-                    if may_lack:
-                        continue
-                    raise _uncounted(team)
-                self._ledgers.write(namespace, join(stored.ledger, team, team_map.version), stored, timeout)
-                raw = self._kube.get(self._ledgers.path(namespace), timeout=timeout)
-                joined[namespace] = _CONFIG_MAP.decode(raw)
+                try:
+                    joined[namespace] = self._join(team, namespace, team_map, timeout)
+                except errors.Unavailable as error:
+                    uncounted = error  # the waits for all lost ledgers begin now
+        if uncounted:
+            raise uncounted
         return joined
+
+    def _join(self, team: str, namespace: str, team_map: TeamMap, timeout: float) -> k8s_types.ConfigMap:
+        with _unnamed(team, namespace):
+            stored = self._ledgers.open(namespace, timeout, waits=False)
+            if is_older(team_map.version, stored.ledger.team_version):
+                raise errors.Unavailable("a newer quota has placed the namespace")
+            self._ledgers.write(namespace, join(stored.ledger, team, team_map.version), stored, timeout)
+            return _CONFIG_MAP.decode(self._kube.get(self._ledgers.path(namespace), timeout=timeout))
 
     def _unchecked(self, team: str, namespace: str, found: k8s_types.ConfigMap, timeout: float) -> Ledger | None:
         """Write the ledger of a namespace, so that a raise that began before this write fails, and that each later
-        admission checks the limits of the team. Return the ledger; None if it does not name the team any more."""
+        admission checks the limits of the team. Return the ledger; None if it does not name the team any more.
+
+        Raises Unavailable if the ledger was deleted meanwhile. Only the marks show whether it was lost.
+        """
         while team in (stored := _decoded(team, found)).ledger.allotments:
-            try:
-                return self._ledgers.write(namespace, unchecked(stored.ledger, team), stored, timeout).ledger
-            except errors.Conflict:
+            with _unnamed(team, namespace):
                 try:
+                    return self._ledgers.write(namespace, unchecked(stored.ledger, team), stored, timeout).ledger
+                except errors.Conflict:
                     found = _CONFIG_MAP.decode(self._kube.get(self._ledgers.path(namespace), timeout=timeout))
-                except errors.NotFound:
-                    break
         return None
 
     def _put(self, team: str, ledger: TeamLedger, version: str | None, timeout: float) -> StoredTeam:
@@ -253,6 +261,18 @@ class TeamStore:
 
     def _path(self, team: str) -> str:
         return f"{self._ledgers.collection}/{client.segment(team_ledger_name(team))}"
+
+
+@contextlib.contextmanager
+def _unnamed(team: str, namespace: str) -> Iterator[None]:
+    """Replace errors about the ledger of a namespace, except Conflict, by one that does not name the namespace."""
+    try:
+        yield
+    except errors.Conflict:
+        raise
+    except errors.VcudaError as error:
+        structlog.get_logger().warning("ledger not counted", namespace=namespace, team=team, error=str(error))
+        raise _uncounted(team) from error
 
 
 def _uncounted(team: str) -> errors.Unavailable:
