@@ -203,19 +203,20 @@ class TeamMachine(RuleBasedStateMachine):
         in_use = {model: usage.in_use for model, usage in ledger.usages().items()}
         if len(ledger.allotments) == 1 and rules.covers(known, in_use):
             return
-        wanted = rules.largest(known, rules.needed(ledger))
         version_of_team, stored = self.store.read(team.name)
         if not _is_raisable(stored, written):
             return
-        raised = replace(rules.raised(stored, namespace, wanted), config_version=written)
-        fits_now = rules.fits_team(team, rules.allotted_to_others(stored, namespace), wanted)
+        covered = rules.cover(team, stored, namespace, recorded=known, used=rules.needed(ledger))
+        raised = replace(covered.team, config_version=written)
         yield
-        if not fits_now and not rules.covers(stored.allotted.get(namespace, {}), wanted):
+        if not covered.fits:
             self.store.write(team.name, replace(raised, closed="closed"), version_of_team)
             return
         self.store.write(team.name, raised, version_of_team)
         yield
-        after = replace(rules.allot(ledger, team.name, wanted), team_version=max(written, ledger.team_version, key=int))
+        after = replace(
+            rules.allot(ledger, team.name, covered.charges), team_version=max(written, ledger.team_version, key=int)
+        )
         self.store.write(namespace, after, version)
         self._counts(namespace)
 

@@ -127,18 +127,18 @@ class TeamAllotments:
         team = limits.team if limits else None
         if quota is None or limits is None or team is None or team.name not in ledger.allotments:
             return stored
-        known = ledger.allotments[team.name].charges
+        recorded = ledger.allotments[team.name].charges
         # A recount counts spent reservations twice: as committed and as reserved. So they alone need no allotment.
         used: Allotted = {model: usage.in_use for model, usage in ledger.without_fill().usages().items()}
-        is_settled = len(ledger.allotments) == 1 and rules.covers(known, used)
-        if is_settled or is_older(quota.version, ledger.team_version):
+        is_covered = len(ledger.allotments) == 1 and rules.covers(recorded, used)
+        if is_covered or is_older(quota.version, ledger.team_version):
             return stored
-        if len(ledger.allotments) > 1 or not known:
+        if len(ledger.allotments) > 1 or not recorded:
             # While a namespace joins, a replica with an older quota may still admit pods from its reservation.
             used = rules.needed(ledger)
         charges: Allotted | None = used
-        if used or known:
-            charges = self._allot(namespace, team, known, used, is_enforced=limits.mode == Mode.ENFORCE)
+        if used or recorded:
+            charges = self._allot(namespace, team, recorded, used, is_enforced=limits.mode == Mode.ENFORCE)
         if charges is None:
             return stored
         # The allotment of an old team ends in this write, because the charges now count in the new team.
@@ -148,28 +148,23 @@ class TeamAllotments:
         return written
 
     def _allot(
-        self, namespace: str, team: Team, known: Allotted, used: Allotted, *, is_enforced: bool
+        self, namespace: str, team: Team, recorded: Allotted, used: Allotted, *, is_enforced: bool
     ) -> Allotted | None:
         """Allot at least ``used`` to a namespace, and return what its ledger may record as allotted.
 
-        ``known``: the recorded allotment. Return None if the team has too many namespaces. Raises Conflict if the
-        ledger of the team was closed and opened, because this writes the namespace's ledger too.
+        ``recorded``: the allotment in its ledger. Return None if the team has too many namespaces. Raises Conflict if
+        the ledger of the team was closed and opened, because this writes the namespace's ledger too.
         """
         opened = self._opened(team.name)
-        ledger = opened.ledger
-        if rules.is_crowded_for(ledger, namespace):
+        if rules.is_crowded_for(opened.ledger, namespace):
             self._log.warning("too many namespaces in a team", team=team.name, namespace=namespace, limit=MAX_MEMBERS)
             return None
-        others = rules.allotted_to_others(ledger, namespace)
-        largest_first = rules.largest(known, used), used
-        charges = next((each for each in largest_first if rules.fits_team(team, others, each)), used)
-        raised = rules.raised(ledger, namespace, charges)
-        fits = rules.fits_team(team, others, charges)
-        if fits or not is_enforced or rules.covers(ledger.allotted.get(namespace, {}), charges):
-            self._write(team.name, raised, opened)
-            return charges
+        covered = rules.cover(team, opened.ledger, namespace, recorded=recorded, used=used)
+        if covered.fits or not is_enforced:
+            self._write(team.name, covered.team, opened)
+            return covered.charges
         self._log.info("charges exceed the limit of a team", team=team.name, namespace=namespace)
-        self._write(team.name, msgspec.structs.replace(raised, closed=secrets.token_urlsafe(6)), opened)
+        self._write(team.name, msgspec.structs.replace(covered.team, closed=secrets.token_urlsafe(6)), opened)
         self._opened(team.name)
         raise errors.Conflict(409, "the ledger of the team was counted again")
 

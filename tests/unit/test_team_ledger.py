@@ -11,6 +11,7 @@ from vcuda.ledger.team import (
     TeamLedger,
     allot,
     allotted_to_others,
+    cover,
     covers,
     fits_team,
     fitting,
@@ -98,6 +99,21 @@ def test_a_model_of_a_team_beyond_its_limit_leaves_room_for_other_models() -> No
     others = {"A100": Charge(900), "T4": Charge(100)}
     assert fitting(replace(TEAM, total=None), others, {"A100": ONE_CARD, "T4": Charge(100)}) == {"T4": Charge(100)}
     assert fitting(TEAM, CARDS[7], {**CARDS[1], "P100": Charge(301)}, CARDS[1]) == CARDS[1], "the total is exceeded"
+
+
+@cases(
+    "others, recorded, charges, fit",
+    a_recorded_allotment_that_fits=(CARDS[4], CARDS[3], CARDS[3], True),
+    a_recorded_allotment_that_does_not_fit=(CARDS[6], CARDS[3], CARDS[2], True),
+    usage_that_does_not_fit=(CARDS[7], CARDS[3], CARDS[2], False),
+)
+def test_pods_that_run_already_are_covered_and_the_rest_of_an_allotment_only_if_it_fits(
+    others: dict[str, Charge], recorded: dict[str, Charge], charges: dict[str, Charge], fit: bool
+) -> None:
+    covered = cover(TEAM, TeamLedger({"train": others}), "dev", recorded=recorded, used=CARDS[2])
+    assert (covered.team.allotted["dev"], covered.charges, covered.fits) == (charges, charges, fit)
+    again = cover(TEAM, covered.team, "dev", recorded=charges, used=CARDS[2])
+    assert again.fits, "the team ledger counts these charges already"
 
 
 def test_a_raise_lowers_no_amount() -> None:

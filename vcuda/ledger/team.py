@@ -201,6 +201,23 @@ def leave(ledger: Ledger, config_version: str) -> Ledger:
     return replace(ledger, allotments={}, team_version=config_version) if ledger.allotments else ledger
 
 
+class Cover(NamedTuple):
+    """The ledger of a team that allots at least the usage of a namespace, and the charges that the namespace's ledger
+    may record. ``fits``: False if the team exceeds a limit by this allotment."""
+
+    team: TeamLedger
+    charges: Allotted
+    fits: bool
+
+
+def cover(team: Team, stored: TeamLedger, namespace: str, *, recorded: Allotted, used: Allotted) -> Cover:
+    """Allot ``used`` to a namespace whose pods run already, and the rest of the ``recorded`` allotment if it fits."""
+    others = allotted_to_others(stored, namespace)
+    charges = next((each for each in (largest(recorded, used), used) if fits_team(team, others, each)), used)
+    is_within = fits_team(team, others, charges) or covers(stored.allotted.get(namespace, {}), charges)
+    return Cover(raised(stored, namespace, charges), charges, is_within)
+
+
 class Raise(NamedTuple):
     """A larger allotment: the ledgers of the team and of the namespace that must be written, in this order."""
 

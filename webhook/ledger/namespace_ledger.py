@@ -285,12 +285,12 @@ class NamespaceLedger:
         """
         await self._stored.send_again()
         remembered = self._stored.take()
-        if not (remembered and await self._settle(calls, remembered)):
-            await self._settle(calls)
+        if not (remembered and await self._decide(calls, remembered)):
+            await self._decide(calls)
         if self._reserved.active and (self._flusher is None or self._flusher.done()):
             self._flusher = asyncio.create_task(self._flush())
 
-    async def _settle(self, calls: Sequence[Charging], remembered: Stored | None = None) -> bool:
+    async def _decide(self, calls: Sequence[Charging], remembered: Stored | None = None) -> bool:
         """Decide the calls by one version of the ledger, write the ledger, and answer the calls.
 
         Return False, without an answer, if only a newly read ledger makes the decisions final.
