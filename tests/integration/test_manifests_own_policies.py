@@ -12,6 +12,7 @@ from controller.retry.retrier import RETRY_ANNOTATION
 from tests.builders import MODEL
 from tests.policies import ANNOTATIONS, LABELS, POD, Evaluation, admits, policies
 from tests.rendered import Json
+from vcuda.kube import team_ledger_name
 from vcuda.placement.device_plugins import DISCOVERED
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, SCHEMES
 
@@ -94,6 +95,7 @@ def test_no_policy_applies_to_pod_creations_and_ledger_writes_meet_one_condition
 KUBE_SYSTEM = "system:serviceaccount:kube-system:"
 NAMESPACES, GARBAGE = f"{KUBE_SYSTEM}namespace-controller", f"{KUBE_SYSTEM}generic-garbage-collector"
 LEDGER = {"metadata": {"name": "gpu-ledger-team-a", "finalizers": ["quota.vcuda.io/ledger"]}}
+TEAM = {"metadata": {"name": team_ledger_name("vision")}}
 MARK, LET_GO = ({"metadata": {"name": name}} for name in ("gpu-ledger-opened.1-2", "gpu-ledger-team-a"))
 
 
@@ -107,6 +109,9 @@ MARK, LET_GO = ({"metadata": {"name": name}} for name in ("gpu-ledger-opened.1-2
         ("admin", None, LEDGER, True),
         ("admin", None, LET_GO, False),
         ("admin", None, MARK, False),
+        ("admin", None, TEAM, True),
+        ("admin", TEAM, None, False),
+        ("admin", TEAM, TEAM, False),
         *((user, None, stored, True) for user in (NAMESPACES, GARBAGE) for stored in (LEDGER, LET_GO, MARK)),
         (GARBAGE, MARK, None, False),
         ("admin", {"metadata": {"name": "kube-root-ca.crt"}}, None, True),

@@ -63,7 +63,7 @@ OURS = {
         "The namespace of the ledger.",
     ),
     "quota.vcuda.io/team-ledger-of": Told(
-        "label of the ledger of a team (ConfigMap `gpu-team-ledger.TEAM`)",
+        "label of the ledger of a team (ConfigMap `gpu-ledger-team.TEAM`)",
         "set by the webhook and the controller",
         "The team of the ledger.",
     ),
