@@ -42,8 +42,9 @@ LEADER_DIES = (2, 7, 36)
 APISERVERS_DIE, ETCD_DIES = ((4, 37), (6,)), (35,)
 REPLICA_DIES = range(1, CYCLE, 3)
 LEDGERS_GO = (5, 10, 33, 34)
-TEAM_LEDGERS_GO = (9, 22, 33)
-"""The ticks at which the ledger of a team is deleted. After two of them, ledgers of its namespaces are deleted too."""
+TEAM_LEDGERS_GO = (9, 18, 24, 31, 33)
+"""The ticks at which the ledger of a team is deleted, if it exists already. After the first and the last of these
+ticks, the ledger of a namespace of the team is deleted too."""
 
 EDITS = range(1, CYCLE, 6)
 SWEEPS = (10, 20, 35)
