@@ -22,6 +22,9 @@ from urllib.parse import urlsplit
 
 END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 
+RETRY_SECONDS = 0.2
+"""Seconds until a request is sent again after an answer 429."""
+
 
 class Result(NamedTuple):
     """The result of a load.
@@ -104,7 +107,10 @@ def run_ending(connections: Sequence[ssl.SSLSocket], lives: Sequence[Life], *, s
 
 
 def send_each(server: str, ca: Path, requests: Iterable[bytes], *, connections: int, wanted: HTTPStatus) -> None:
-    """Send every request once, over ``connections`` connections. Raises RuntimeError if a status is not ``wanted``."""
+    """Send every request, over ``connections`` connections, and again after an answer 429.
+
+    Raises RuntimeError if another status is not ``wanted``.
+    """
     left, taking = iter(requests), threading.Lock()
 
     def work() -> None:
@@ -115,6 +121,9 @@ def send_each(server: str, ca: Path, requests: Iterable[bytes], *, connections: 
                 if request is None:
                     return
                 answer = _answer_to(connection, request)
+                while _status(answer) == HTTPStatus.TOO_MANY_REQUESTS:
+                    time.sleep(RETRY_SECONDS)
+                    answer = _answer_to(connection, request)
                 if _status(answer) != wanted:
                     raise RuntimeError(f"a request was rejected: {answer!r}")
 
