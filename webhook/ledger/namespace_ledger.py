@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -134,8 +133,12 @@ class NamespaceLedger:
         self._committer = BatchCommitter[ChargeRequest, Decision](self._commit, TOO_MANY, self._gather, shared.clock)
         read = shared.store.read
         self._reads = SharedCall(lambda: shared.in_thread(read, namespace, READ_TIMEOUT_SECONDS), shared.clock)
-        count = functools.partial(shared.listed, shared.store.count_pods, namespace, READ_TIMEOUT_SECONDS)
-        self._fresh_count = FreshCount(count, lambda: self._newest, shared.clock, shared.sleep)
+        self._fresh_count = FreshCount(
+            lambda: shared.listed(shared.store.count_pods, namespace, READ_TIMEOUT_SECONDS),
+            lambda: self._newest,
+            shared.clock,
+            shared.sleep,
+        )
         self._spending = Spending(shared)
         self._reserved = self._spending.reservation
         self._stored = StoredLedger(namespace, shared, self._spending)
