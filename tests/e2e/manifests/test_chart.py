@@ -178,7 +178,7 @@ def test_an_upgrade_changes_the_images_and_runs_a_new_first_job(admin: Cluster, 
         run(release.system, upgrade)
         assert container(admin.rest.get(DEPLOYMENT))["image"] == "vcuda-quota:another"
         assert container(admin.rest.get(f"{JOBS}/vcuda-certs-first-2"))["image"] == "vcuda-quota:another"
-        run(release.system, commands("Roll back")[1])
+        run(release.system, commands("Roll back")[0])
         assert container(admin.rest.get(DEPLOYMENT))["image"] == "vcuda-quota:0.1.0"
 
 
@@ -199,7 +199,7 @@ def test_a_release_that_kubectl_has_overwritten_is_restored_by_the_documented_co
         apply_again(release.system)
         assert image_and_replicas(admin) == ("registry.example/vcuda-quota:0.1.0", 3)
         release.upgrade("image.repository=registry.example/vcuda-quota", "image.tag=new")
-        run(release.system, commands("Roll back")[1])
+        run(release.system, commands("Roll back")[0])
         assert image_and_replicas(admin) == ("registry.example/vcuda-quota:0.1.0", 3)
 
 

@@ -58,10 +58,10 @@ def test_an_upgrade_and_a_rollback_work_while_the_first_jobs_wait_for_their_imag
         for name in FIRST_JOBS:
             assert container(admin.rest.get(f"{JOBS}/{name}"))["image"] == "vcuda-quota:another"
         # The documented rollback checks out an earlier commit. Instead, the test edits the image in the file.
-        ledgers, (checkout, *again) = rollback[0], rollback[2].replace("\\\n", "").splitlines()
+        (checkout, *again), ledgers = rollback[1].replace("\\\n", "").splitlines(), rollback[2]
         assert (checkout, again) == ("git checkout COMMIT", [deletion, application, status])
         file.write_text(file.read_text().replace("newTag: another", "newTag: 0.1.0"))
-        run(system, f"{ledgers}\n{deletion}\n{application}")
+        run(system, f"{deletion}\n{application}\n{ledgers}")
         for name in FIRST_JOBS:
             assert container(admin.rest.get(f"{JOBS}/{name}"))["image"] == "vcuda-quota:0.1.0"
         run(system, deletion)  # an apply cannot change the image of an existing Job
