@@ -177,12 +177,20 @@ class TeamAllotments:
         quota = self._quota.current()
         if quota is None or is_older(quota.version, ledger.config_version):
             raise errors.Unavailable(f"the ledger of team {team} was written by a newer quota than was read")
-        return self._teams.write(team, msgspec.structs.replace(ledger, config_version=quota.version), replaced)
+        return self._teams.write(team, ledger, replaced)
+
+    def _team_map(self) -> TeamMap | None:
+        quota = self._quota.current()
+        return TeamMap(quota.members.team_of, quota.version) if quota else None
 
     def _opened(self, team: str) -> StoredTeam:
-        """Return the open ledger of a team. If it is closed or missing, open it by a count of all namespaces."""
-        stored, quota = self._teams.read(team), self._quota.current()
-        if stored.version is not None and not stored.ledger.closed:
+        """Return the open ledger of a team. If it is closed or missing, open it by a count of all namespaces.
+
+        If an older quota wrote it last, the new namespaces of the team are counted too.
+        """
+        stored, team_map = self._teams.read(team), self._team_map()
+        is_outdated = team_map is not None and team_map.is_newer_than(stored.ledger)
+        if stored.version is not None and not stored.ledger.closed and not is_outdated:
             return stored
         # The count includes only ledgers that name the team. A ledger that was lost and opened again names none.
         for known in self.watched.snapshot().values():
@@ -190,7 +198,7 @@ class TeamAllotments:
             if is_unplaced and (stored_ledger := self._store.stored(known.namespace)):
                 self.assign(known.namespace, stored_ledger)
         try:
-            return self._teams.open(team, TeamMap(self._team_of, quota.version) if quota else None)
+            return self._teams.open(team, team_map)
         except errors.LedgerLost as error:
             # The recounter must not mistake this for a lost ledger of the namespace.
             raise errors.Unavailable(str(error)) from error

@@ -13,8 +13,9 @@ from tests.tables import cases
 from tests.team_members import SPEECH, VISION, Members, Recorder, quota, vision
 from tests.waiting import PATIENT
 from vcuda.errors import Conflict, LedgerLost, Unavailable
+from vcuda.kube import TeamMap
 from vcuda.ledger import team as team_rules
-from vcuda.ledger.ledger import Admitted, Rejected
+from vcuda.ledger.ledger import Admitted, Allotment, Ledger, Rejected
 from vcuda.ledger.team import lowered, raised, shrunk
 from vcuda.quota.model import Limit, Mode, NamespaceQuota, Team
 from vcuda.quota.shortage import read_shortages
@@ -364,3 +365,17 @@ def test_a_restored_ledger_of_the_team_admits_nothing_beyond_the_allotments(memb
     members.clock.pass_by(2)
     with pytest.raises(LedgerLost, match="team vision"):
         members.charge("d")
+
+
+def test_a_team_that_gets_its_name_back_counts_its_namespaces_before_it_admits(members: Members) -> None:
+    """The ledger under this name was emptied, but is not deleted yet. This replica has it in memory."""
+    members.replica.ledgers.team_map = lambda: TeamMap(lambda _: "vision", version)
+    version = "7"
+    members.charge_all("team-a", "team-b")
+    moved = {"speech": Allotment({"M40": CARD * 4})}
+    for name, used in (("team-a", {}), ("team-b", {"M40": CARD * 4})):
+        left = Ledger(used, members.api.version, allotments=moved, team_version="8")
+        members.change_ledger(lambda _, left=left: left, name)  # type: ignore[misc]
+    members.change_team(lambda team: replace(team, allotted={}, config_version="8"))
+    version = "9"
+    assert members.charge_all("team-a", counted_since="9") == ["PutOff"]

@@ -253,7 +253,7 @@ def test_a_lost_ledger_of_a_team_is_not_opened_while_a_ledger_of_its_namespaces_
     for _ in range(2):
         with pytest.raises(Unavailable, match="the ledger of a namespace of team vision has not been counted yet"):
             teams.open("vision", PLACED)
-    assert TeamStore(ledgers).open("speech", PLACED).ledger == TeamLedger()
+    assert TeamStore(ledgers).open("speech", PLACED).ledger.allotted == {}
     clock.pass_by(ledgers.uncertain_seconds)
     assert teams.open("vision", PLACED).ledger.allotted == {"team-a": {"M40": CARD}}
 
@@ -270,7 +270,46 @@ def test_the_waits_for_all_lost_ledgers_of_a_team_begin_together(
         teams.open("vision", everywhere)
     assert clock.now < before_ + 1, "a call of the webhook must not wait for each of them"
     clock.pass_by(ledgers.uncertain_seconds)
-    assert teams.open("vision", everywhere).ledger == TeamLedger()
+    assert teams.open("vision", everywhere).ledger.allotted == {}
+
+
+def test_the_charges_of_new_namespaces_are_counted_before_a_newer_quota_opens_the_ledger_of_their_team(
+    teams: TeamStore, ledgers: LedgerStore
+) -> None:
+    """The team may have had another name before the edit, and its ledger may be empty."""
+    opened = teams.open("vision", TeamMap({"team-b": "vision"}.get, "7"))
+    teams.write("vision", raised(opened.ledger, "team-b", ALLOTTED, "7"), opened)
+    member(ledgers, NOTHING, "team-b", vision=Allotment(ALLOTTED, "terms"))
+    member(ledgers, USED, speech=Allotment(USED))
+    assert teams.open("vision", TeamMap(lambda _: "vision", "8")).ledger.allotted == {"team-a": USED}
+    assert [*ledgers.read("team-a").ledger.allotments] == ["speech", "vision"]
+    unused = ledgers.read("team-b").ledger.allotments["vision"]
+    assert (unused.charges, unused.terms) == ({}, ""), "the team may be over its limit now"
+
+
+def test_an_edit_that_brings_no_charges_changes_no_allotment_of_the_team(
+    api: ApiDouble, teams: TeamStore, ledgers: LedgerStore
+) -> None:
+    opened = teams.open("vision")
+    written = teams.write("vision", raised(opened.ledger, "team-b", ALLOTTED, "7"), opened)
+    member(ledgers, NOTHING, "team-b", vision=Allotment(ALLOTTED, "terms"))
+    member(ledgers)
+    everywhere = TeamMap(lambda _: "vision", "8")
+    assert teams.open("vision", everywhere).ledger == replace(written.ledger, config_version="8")
+    assert ledgers.read("team-b").ledger.allotments == {"vision": Allotment(ALLOTTED, "terms")}
+    api.forget_calls()
+    teams.open("vision", everywhere)
+    assert api.calls == ["GET"], "once for each edit"
+
+
+def test_a_damaged_ledger_does_not_stop_its_team_after_an_edit(
+    api: ApiDouble, teams: TeamStore, ledgers: LedgerStore
+) -> None:
+    teams.open("vision")
+    for name, allotments in (("team-a", {"vision": Allotment()}), ("team-b", {})):
+        member(ledgers, USED, name, **allotments)
+        api.store(ledgers.path(name), {**api.objects[ledgers.path(name)], "data": {"ledger": "{"}})
+    assert not teams.open("vision", TeamMap(lambda _: "vision", "8")).ledger.closed
 
 
 def test_an_older_quota_moves_no_ledger_when_the_ledger_of_a_team_is_opened(

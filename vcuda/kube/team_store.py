@@ -29,7 +29,16 @@ from vcuda.kube.ledger_store import (
 )
 from vcuda.kube.reflector import Reflector
 from vcuda.ledger.ledger import Ledger, is_older
-from vcuda.ledger.team import TeamLedger, join, largest, needed, read_team_ledger, unchecked, write_team_ledger
+from vcuda.ledger.team import (
+    TeamLedger,
+    brings_charges,
+    join,
+    largest,
+    needed,
+    read_team_ledger,
+    unchecked,
+    write_team_ledger,
+)
 
 TEAM_LABEL = "quota.vcuda.io/team-ledger-of"
 
@@ -69,6 +78,10 @@ class TeamMap(NamedTuple):
     team_of: Callable[[str], str | None]
     version: str
 
+    def is_newer_than(self, ledger: TeamLedger) -> bool:
+        """Return True if no process with this quota, or a newer one, has looked for new namespaces of the team."""
+        return is_older(ledger.config_version, self.version)
+
 
 class TeamStore:
     """Reads and writes the ledgers of teams. A write raises Conflict if the stored ledger has changed since its read.
@@ -104,7 +117,8 @@ class TeamStore:
         an allotment from the team.
 
         ``team_map``: the teams of namespaces. A ledger that was lost together with the ledger of the team has no
-        allotment, but is counted if ``team_map`` names the team.
+        allotment, but is counted if ``team_map`` names the team. If an older quota wrote the ledger last, the charges
+        of the new namespaces of the team are counted first.
 
         Raises the errors of `write`. Raises LedgerLost while pods may still be stored that were charged before etcd was
         restored from a backup. Raises Unavailable if it is not known what a namespace needs. After an error the caller
@@ -112,15 +126,22 @@ class TeamStore:
         """
         while (stored := self.read(team, timeout)).version is None:
             self._create(team, timeout)
-        if not stored.ledger.closed:
-            return stored
+        if team_map and not stored.ledger.closed and team_map.is_newer_than(stored.ledger):
+            stored = self._with_new_members(team, stored, team_map, timeout)
+        return self._counted(team, stored, team_map, timeout) if stored.ledger.closed else stored
+
+    def _counted(self, team: str, stored: StoredTeam, team_map: TeamMap | None, timeout: float) -> StoredTeam:
+        """Open a closed ledger by a count of what its namespaces need."""
         left = self._uncertain(team, stored.ledger.closed)
         if left > 0 and stored.ledger.closed.startswith(RESTORED):
             raise errors.LedgerLost(team, self._ledgers.uncertain_seconds - left, left, "team")
         allotted = {**stored.ledger.allotted}
         listed = dict(self._found(team, timeout)[1])
         if team_map and not allotted:
-            listed |= self._joined(team, team_map, listed, timeout)
+            joined, uncounted = self._joined(team, team_map, listed, timeout)
+            if uncounted:
+                raise uncounted
+            listed |= joined
         for namespace, config_map in listed.items():
             if found := self._unchecked(team, namespace, config_map, timeout):
                 needs = [needed(found), found.allotments[team].charges]
@@ -130,6 +151,8 @@ class TeamStore:
                 allotted[namespace] = largest(*needs, allotted[namespace] if found.lost else {})
         allotted = {namespace: charges for namespace, charges in allotted.items() if charges}
         opened = msgspec.structs.replace(stored.ledger, allotted=allotted, closed="")
+        if team_map and team_map.is_newer_than(opened):
+            opened = msgspec.structs.replace(opened, config_version=team_map.version)
         return self.write(team, opened, stored, timeout)
 
     def members(self, team: str, timeout: float = 10) -> tuple[str, Mapping[str, Ledger]]:
@@ -191,11 +214,11 @@ class TeamStore:
 
     def _joined(
         self, team: str, team_map: TeamMap, listed: Collection[str], timeout: float
-    ) -> Mapping[str, k8s_types.ConfigMap]:
+    ) -> tuple[Mapping[str, k8s_types.ConfigMap], errors.Unavailable | None]:
         """Put the ledgers of further namespaces into the team, and return them. A lost ledger is opened again.
 
-        Only the mark of a namespace shows that its ledger is missing, because it was lost. Raises Unavailable if a
-        ledger cannot be opened yet.
+        Only the mark of a namespace shows that its ledger is missing, because it was lost. The second result is an
+        error if a ledger cannot be opened yet.
         """
         joined, uncounted = {}, None
         for page in self._kube.list_pages(self._ledgers.collection, {"labelSelector": MARKS}, timeout=timeout):
@@ -207,9 +230,21 @@ class TeamStore:
                     joined[namespace] = self._join(team, namespace, team_map, timeout)
                 except errors.Unavailable as error:
                     uncounted = error  # the waits for all lost ledgers begin now
-        if uncounted:
-            raise uncounted
-        return joined
+        return joined, uncounted
+
+    def _with_new_members(self, team: str, stored: StoredTeam, team_map: TeamMap, timeout: float) -> StoredTeam:
+        """Put the namespaces into the team that a newer quota names. If they bring charges, close the ledger.
+
+        A ledger that cannot be read or opened now counts when the leader has recounted it.
+        """
+        listed = self._found(team, timeout)[1]
+        brings = False
+        for namespace, config_map in {**listed, **self._joined(team, team_map, listed, timeout)[0]}.items():
+            with contextlib.suppress(errors.Unavailable):
+                brings = brings or brings_charges(_decoded(team, config_map).ledger, team, namespace, stored.ledger)
+        closed = secrets.token_urlsafe(6) if brings else ""
+        counted = msgspec.structs.replace(stored.ledger, closed=closed, config_version=team_map.version)
+        return self.write(team, counted, stored, timeout)
 
     def _join(self, team: str, namespace: str, team_map: TeamMap, timeout: float) -> k8s_types.ConfigMap:
         with _unnamed(team, namespace):

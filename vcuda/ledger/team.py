@@ -191,6 +191,14 @@ def allot(ledger: Ledger, team: str, charges: Allotted, terms: str = "") -> Ledg
     return replace(ledger, allotments={team: Allotment(charges, terms, counter)})
 
 
+def brings_charges(ledger: Ledger, team: str, namespace: str, stored: TeamLedger) -> bool:
+    """Return True if a namespace joins the team with charges that the ledger ``stored`` of the team lacks."""
+    if team not in ledger.allotments or is_crowded_for(stored, namespace):
+        return False
+    is_joining = len(ledger.allotments) > 1 or not ledger.allotments[team].charges
+    return is_joining and not covers(stored.allotted.get(namespace, {}), needed(ledger))
+
+
 def join(ledger: Ledger, team: str, config_version: str) -> Ledger:
     """Return a namespace's ledger that also names ``team``. The caller must write it before it raises the allotment."""
     return replace(ledger, allotments={**ledger.allotments, team: Allotment()}, team_version=config_version)

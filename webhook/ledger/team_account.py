@@ -56,8 +56,10 @@ class TeamAccount:
         Raises Conflict if another process wrote first, and WriteUnanswered if the outcome of the write is unknown.
         """
         async with self._lock:
-            recent = self._shared.clock() < self._known_at + REMEMBERED_SECONDS
-            remembered = self._known if recent and self._known.version and not self._known.ledger.closed else None
+            team_map, known = self._shared.team_map(), self._known.ledger
+            recent = self._shared.clock() < self._known_at + REMEMBERED_SECONDS and self._known.version is not None
+            is_outdated = known.closed or (team_map is not None and team_map.is_newer_than(known))
+            remembered = self._known if recent and not is_outdated else None
             self._known_at = -math.inf
             stored = remembered or await self._open()
             changed, result = change(stored.ledger)
