@@ -6,7 +6,18 @@ import time
 from collections import deque
 
 from tests.model.explore import Explored
-from tests.model.teams.keeping import begin_lower, begin_open, edits, ledgers, lower, missing_ledgers, open_team, pods
+from tests.model.teams.keeping import (
+    begin_lower,
+    begin_open,
+    begin_update,
+    edits,
+    ledgers,
+    lower,
+    missing_ledgers,
+    open_team,
+    pods,
+    update,
+)
 from tests.model.teams.raising import (
     AGAIN,
     Rule,
@@ -24,7 +35,7 @@ from tests.model.teams.world import NAMESPACES, NONE, NOTHING, TEAMS, Bounds, Pr
 
 RULES: tuple[Rule, ...] = (
     *(pods, edits, missing_ledgers, ledgers, place, admit, cover, raise_team, raise_ledger),
-    *(begin_lower, lower, begin_open, open_team, give_up),
+    *(begin_lower, lower, begin_open, open_team, begin_update, update, give_up),
 )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from tests.model.teams.raising import (
+    ENDED,
     Step,
     begin,
     is_newer,
@@ -78,7 +79,7 @@ def lower(world: World, bounds: Bounds) -> Iterator[Step]:
                 yield f"{name(n)} gives back in {team_name(each.team)}", lower_ledger(world, bounds, each, n)
         if each.seen != (UNSEEN, UNSEEN):
             allotted = tuple([a if s == UNSEEN else s for a, s in zip(here.allotted, each.seen, strict=True)])
-            new_here = here._replace(allotted=allotted, document=max(here.document, each.document))
+            new_here = here._replace(allotted=allotted)
             after = put_team(
                 world, each.team, new_here, member=members(world, bounds, each), procedures=without(world, each)
             )
@@ -95,6 +96,7 @@ def is_lowerable(world: World, bounds: Bounds, procedure: Procedure, namespace: 
     if amount is None:
         return False
     elsewhere = bounds.documents[procedure.document].places[namespace] != team
+    elsewhere = elsewhere or (bounds.broken == ENDED and world.gone[namespace])
     if ledger is None:
         ended = world.gone[namespace] and not world.marks[namespace]
         return elsewhere or ended or bounds.broken == "a missing ledger gives back"
@@ -131,6 +133,63 @@ def members(world: World, bounds: Bounds, procedure: Procedure) -> tuple[int, ..
         if found[n] == procedure.team != places[n] and procedure.seen[n] is None:
             found[n] = NONE
     return tuple(found)
+
+
+def begin_update(world: World, bounds: Bounds) -> Iterator[Step]:
+    """NEW MEMBERS, first step: read an open team ledger that an older document has written."""
+    for team, here in enumerate(world.teams):
+        for number in documents(world) if here and not here.closed else ():
+            assert here
+            if number > here.document:
+                yield from begin(world, bounds, Procedure("UPDATE", NONE, team, number))
+
+
+def update(world: World, bounds: Bounds) -> Iterator[Step]:
+    """NEW MEMBERS: join the namespaces that the document names. If one brings charges, close the team ledger."""
+    for each in world.procedures:
+        here = world.teams[each.team]
+        if each.kind != "UPDATE" or here is None:
+            continue
+        for n in NAMESPACES:
+            if each.seen[n] == UNSEEN:
+                ledger = looked_up(world, bounds, each, n)
+                after = put(world, n, ledger) if ledger != world.ledgers[n] else world
+                brings = is_joining(ledger, each.team) and not covers(
+                    here.allotted[n], ledger.used if ledger else NOTHING
+                )
+                words = f"{name(n)} is looked up for {team_name(each.team)}"
+                yield words, noted(after, each, n, one(0) if brings else None)
+        if UNSEEN not in each.seen:
+            closes = each.seen != (None, None)
+            new, left = here._replace(closed=closes, document=each.document), without(world, each)
+            counted = world if closes else counting(world, bounds, each, here.allotted)
+            words = f"{team_name(each.team)} is {'closed' if closes else 'written'} by document {each.document}"
+            yield words, put_team(counted, each.team, new, procedures=left)
+
+
+def looked_up(world: World, bounds: Bounds, procedure: Procedure, namespace: int) -> Ledger | None:
+    """Return the ledger of a namespace, which joins the team if the document names it."""
+    ledger, team, number = world.ledgers[namespace], procedure.team, procedure.document
+    placed = bounds.documents[number].places[namespace] == team
+    if ledger and ledger.open and placed and team not in ledger.names and is_newer(ledger, number, bounds):
+        return joined(ledger, team, number)
+    return ledger
+
+
+def is_joining(ledger: Ledger | None, team: int) -> bool:
+    own = ledger.allotments[team] if ledger else None
+    return bool(ledger and own) and (len(ledger.names) > 1 or own.charges == NOTHING)  # type: ignore[union-attr]
+
+
+def counting(world: World, bounds: Bounds, procedure: Procedure, allotted: tuple[Amount | None, ...]) -> World:
+    """Return the world (state) in which the team counts each namespace that it names and that has an open ledger."""
+    for n in NAMESPACES:
+        ledger, placed = world.ledgers[n], bounds.documents[procedure.document].places[n] == procedure.team
+        if ledger and ledger.open and placed and procedure.team in ledger.names and world.member[n] != procedure.team:
+            known = smallest(allotted[n] or NOTHING, ledger.used)
+            brought = with_item(world.brought, n, less(world.held[n], known))
+            world = world._replace(member=with_item(world.member, n, procedure.team), brought=brought)
+    return world
 
 
 def begin_open(world: World, bounds: Bounds) -> Iterator[Step]:
@@ -174,7 +233,7 @@ def visit(world: World, bounds: Bounds, procedure: Procedure, namespace: int) ->
         world = put(world, namespace, lowered(ledger, team, bounds, opens=True))
     if own and bounds.broken == KEPT_TERMS:
         amount = largest(amount or NOTHING, own.charges)
-    if not (ledger and ledger.open) and (placed or own) and not world.gone[namespace]:
+    if not (ledger and ledger.open) and (placed or own):
         amount = here.allotted[namespace] if here else None
         waits = amount is None and world.marks[namespace]
         if waits and bounds.broken != "an opening waits for no ledger":
@@ -183,7 +242,9 @@ def visit(world: World, bounds: Bounds, procedure: Procedure, namespace: int) ->
 
 
 def opened(world: World, bounds: Bounds, procedure: Procedure) -> World:
-    brought, here = world.brought, world.teams[procedure.team]
+    here = world.teams[procedure.team]
+    world = counting(world, bounds, procedure, procedure.seen)
+    brought = world.brought
     for n, amount in enumerate(procedure.seen):
         # A pod that the namespace's ledger does not count yet is not in the amount.
         if (ledger := world.ledgers[n]) and world.member[n] == procedure.team:
@@ -211,17 +272,15 @@ def pods(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def missing_ledgers(world: World, bounds: Bounds) -> Iterator[Step]:
-    """A process makes a missing ledger of a namespace, which is closed. Ended namespaces lose their marks."""
-    del bounds
+    """A process makes a missing ledger of a namespace, which is closed. An ended namespace gets one if it had one."""
     for n, ledger in enumerate(world.ledgers):
+        if world.gone[n] and world.ends:
+            yield f"{name(n)} is made again", world._replace(gone=with_item(world.gone, n, False))
         if ledger is not None:
             continue
-        if not world.gone[n]:
+        idle = bounds.broken == "no lost ledger is made" and world.held[n] == NOTHING
+        if (not world.gone[n] or world.marks[n]) and not idle:
             yield f"a ledger of {name(n)} is made", put(world, n, Ledger(open=False))
-        elif world.ends:
-            yield f"{name(n)} is made again", world._replace(gone=with_item(world.gone, n, False))
-        if world.marks[n] and world.gone[n]:
-            yield f"the mark of {name(n)} is removed", world._replace(marks=with_item(world.marks, n, False))
 
 
 def ledgers(world: World, bounds: Bounds) -> Iterator[Step]:
@@ -239,12 +298,14 @@ def ledgers(world: World, bounds: Bounds) -> Iterator[Step]:
             yield f"{name(n)} is recounted", put(world, n, ledger._replace(used=held))
         if world.losses:
             yield f"the ledger of {name(n)} is lost", put(world, n, None)._replace(losses=world.losses - 1)
-        if ledger.open and ledger.used == held and world.ends:
+        gone = world.gone[n]
+        if world.ends and not gone:
+            # Its pods may still run. A process may also see the namespace late.
+            yield f"{name(n)} ends", world._replace(ends=world.ends - 1, gone=with_item(world.gone, n, True))
+        if ledger.open and ledger.used == held and (held == NOTHING if gone else world.ends):
             member, brought = with_item(world.member, n, NONE), with_item(world.brought, n, NOTHING)
-            ended = put(world, n, None, ends=world.ends - 1, member=member, brought=brought)
-            yield f"the ledger of {name(n)} is deleted", ended._replace(marks=with_item(marks, n, False))
-            if held == NOTHING:
-                yield f"{name(n)} ends", ended._replace(gone=with_item(world.gone, n, True))
+            deleted = put(world, n, None, ends=world.ends - (not gone), member=member, brought=brought)
+            yield f"the ledger of {name(n)} is deleted", deleted._replace(marks=with_item(marks, n, False))
 
 
 def edits(world: World, bounds: Bounds) -> Iterator[Step]:

@@ -102,7 +102,11 @@ def place(world: World, bounds: Bounds) -> Iterator[Step]:
     for n in NAMESPACES:
         for number in documents(world):
             ledger, team = world.ledgers[n], bounds.documents[number].places[n]
-            if ledger is None or not is_newer(ledger, number, bounds):
+            if ledger is None:
+                continue
+            if bounds.broken == ENDED and world.gone[n] and ledger.names:
+                yield f"{name(n)} leaves its team", put(world, n, ledger._replace(allotments=(None, None)))
+            if not is_newer(ledger, number, bounds):
                 continue
             if team == NONE and ledger.names:
                 left = ledger._replace(allotments=(None, None), team_version=number)
@@ -217,17 +221,18 @@ def raise_team(world: World, bounds: Bounds) -> Iterator[Step]:
             else:
                 yield words, put_team(world, each.team, new, procedures=procedures)
         elif each.adds == NONE:
-            new = here._replace(closed=True, document=max(each.document, here.document))
+            new = here._replace(closed=True)
             closes = put_team(world, each.team, new, procedures=without(world, each))
             yield f"{team_name(each.team)} is closed because {name(n)} does not fit", closes
 
 
 def is_raisable(here: TeamLedger | None, document: int, bounds: Bounds) -> TypeGuard[TeamLedger]:
-    if here is None or (here.closed and bounds.broken != "a raise in a closed team ledger"):
-        return False
-    return document >= here.document or bounds.broken == "an older document raises"
+    if here is None or here.closed:
+        return here is not None and bounds.broken == "a raise in a closed team ledger"
+    return document == here.document or bounds.broken == "an older document raises"
 
 
+ENDED = "a namespace that seems to have ended leaves its team"
 ALL_ALLOTTED = "the ledger is charged with all that is allotted"
 
 

@@ -73,7 +73,10 @@ class Ledger(NamedTuple):
 
 
 class TeamLedger(NamedTuple):
-    """The ledger of a team. ``allotted``: for each namespace, its part. ``document``: the newest that wrote it."""
+    """The ledger of a team.
+
+    ``allotted``: for each namespace, its part. ``document``: the newest by which a process looked for new members.
+    """
 
     allotted: tuple[Amount | None, ...] = (None, None)
     closed: bool = False
@@ -81,7 +84,7 @@ class TeamLedger(NamedTuple):
 
 
 class Procedure(NamedTuple):
-    """An unfinished RAISE, LOWER or OPEN.
+    """An unfinished RAISE, LOWER, OPEN or UPDATE (a look for new members).
 
     ``adds``: the GPU model of a pod that a RAISE admits; `NONE` if it only covers the usage. ``want``: the usage of the
     namespace with this pod. ``checked``: what was allotted for it. ``terms``: the document by which ``checked`` was
@@ -105,8 +108,8 @@ class World(NamedTuple):
     """One state of the model.
 
     ``held``: the true usage of each namespace. ``brought``: the part of it that the team need not count yet.
-    ``member``: the team that counts the namespace. ``gone``: the namespace does not exist. ``oldest``, ``newest``: the
-    documents that processes have read. ``fault``: an admission that exceeded a limit.
+    ``member``: the team that counts the namespace. ``gone``: the namespace seems not to exist. ``oldest``, ``newest``:
+    the documents that processes have read. ``fault``: an admission that exceeded a limit.
     """
 
     ledgers: tuple[Ledger | None, ...]
@@ -129,7 +132,7 @@ class World(NamedTuple):
 def first(bounds: Bounds) -> World:
     places = bounds.documents[0].places
     ledgers = [Ledger(allotments=tuple([Allotment() if t == place else None for t in TEAMS])) for place in places]
-    teams = (None, None) if bounds.anew else (TeamLedger(), TeamLedger())
+    teams = (None, None) if bounds.anew else (TeamLedger(document=0), TeamLedger(document=0))
     counts = {each: getattr(bounds, each) for each in ("brings", "losses", "team_losses", "ends")}
     return World(tuple(ledgers), teams, member=places, **counts)
 
