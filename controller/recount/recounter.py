@@ -242,7 +242,10 @@ class Recounter:
         if stored:
             stored = self._recount_newest(namespace, stored)
         if stored and stored.deleting:
-            self._drop_or_recount(namespace, stored, "a user deleted the ledger, and a new ledger is created")
+            why = "a user deleted the ledger, and a new ledger is created"
+            # Without a ledger and without a mark, the namespace would be missing in a count of its team.
+            if self._drop_or_recount(namespace, stored, why) and (pods or self.claims.claims(namespace)):
+                stored = self._recount_newest(namespace, self._opened(namespace))
         self._report(namespace, limits, stored.ledger if stored else Ledger())
 
     def _report_lost(self, namespace: str) -> None:
@@ -325,8 +328,11 @@ class Recounter:
         watched = msgspec.structs.replace(observed, claims=claims)
         return self._store.count_pods(namespace).after(watched, ledger)
 
-    def _drop_or_recount(self, namespace: str, stored: Stored, why: str, due: float = -math.inf) -> None:
-        """Delete the ledger at the time ``due`` if stored pods account for all of its charges. Otherwise recount it."""
+    def _drop_or_recount(self, namespace: str, stored: Stored, why: str, due: float = -math.inf) -> bool:
+        """Delete the ledger at the time ``due`` if stored pods account for all of its charges. Otherwise recount it.
+
+        Return True if the ledger was deleted.
+        """
         # A ledger with pending, terminating or reserved charges must stay. A new ledger would be counted from the
         # stored pods, and would lack admitted pods that are not stored yet, and deleted pods that may still run.
         ledger = stored.ledger
@@ -336,16 +342,17 @@ class Recounter:
             ledger = self._recounted(namespace, ledger)
         if ledger.pending or ledger.terminating or ledger.reserved or stored.version is None:
             self._write(namespace, ledger, stored)
-            return
+            return False
         # Wait until `due`, because a webhook replica that has not read the new quota yet would create the ledger again.
         if (left := due - self._clock()) > 0:
             self.unlimited.queue.add(namespace, left)
-            return
+            return False
         with contextlib.suppress(errors.NotFound):
             self._store.drop(namespace, stored.version)
             self._ages.forget(namespace)
             self.teams.changed(ledger, None)
             self._log.info("ledger deleted", namespace=namespace, why=why)
+        return True
 
     def _drop_unreadable(self, namespace: str) -> None:
         """Delete an unreadable ledger if a user has asked for this, and no pod charged to it can still be stored."""

@@ -10,8 +10,9 @@ from tests.builders import stored_pod
 from tests.recounting import CARD, ONE, TWO
 from tests.replicas import LEDGER, Replica
 from tests.tables import cases
-from tests.team_world import ALONE, OCEAN, OWN, VISION, World
+from tests.team_world import ALONE, COLLECTION, OCEAN, OWN, VISION, World
 from vcuda import errors
+from vcuda.kube.team_store import team_ledger_name
 from vcuda.ledger.ledger import Allotment, Ledger, Reservation
 from vcuda.ledger.team import MAX_MEMBERS
 from vcuda.quota.model import Charge
@@ -88,6 +89,18 @@ def test_a_namespace_without_a_team_causes_no_more_requests_and_no_more_text(api
     text = api.objects[LEDGER]["data"]["ledger"]
     assert "allotments" not in text
     assert "teamVersion" not in text
+
+
+def test_a_ledger_that_a_user_deletes_is_never_missing_in_a_count_of_its_team(api: ApiDouble, replica: Replica) -> None:
+    """Both ledgers may be deleted together. The team is then opened by a count of the ledgers and marks that exist."""
+    world = World(api, replica, Ledger({"M40": TWO}, "103"), 2)
+    world.recount()
+    api.delete(LEDGER)
+    api.remove(f"{COLLECTION}/{team_ledger_name('vision')}")
+    world.relist()
+    world.recount()
+    assert world.ledger().committed == {"M40": TWO}
+    assert world.allotted() == {"team-a": {"M40": TWO}}
 
 
 # Tests of charges beyond the allotment, which a recount finds

@@ -187,6 +187,26 @@ def test_unused_quota_of_another_namespace_is_asked_for_without_a_list_of_its_po
     assert not later.soon, "a longer shortage does not end soon"
 
 
+def test_a_dry_run_asks_for_no_unused_quota(members: Members) -> None:
+    members.commit("team-a", 1)
+    members.commit("team-b", 1)
+    members.change_team(lambda team: raised(team, "team-b", {"M40": CARD * 3}))
+    assert isinstance(members.charge("x", dry_run=True), PutOff)
+    assert not members.teams.read("vision").ledger.wanted
+
+
+def test_unused_quota_is_asked_for_although_the_ledger_of_another_namespace_is_damaged(
+    members: Members, recorder: Recorder
+) -> None:
+    for name, number in {"team-a": 1, "team-b": 0, "team-c": 1}.items():
+        members.commit(name, number)
+    members.change_team(lambda team: raised(team, "team-b", {"M40": CARD * 2}))
+    path = members.store.path("team-c")
+    recorder.store(path, {**recorder.objects[path], "data": {"ledger": "{"}})
+    assert isinstance(members.charge("x"), PutOff)
+    assert members.teams.read("vision").ledger.wanted
+
+
 def test_a_namespace_that_cannot_be_listed_is_judged_by_its_ledger(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,9 +157,13 @@ class TeamStore:
 
     def members(self, team: str, timeout: float = 10) -> tuple[str, Mapping[str, Ledger]]:
         """Return a pair: the resourceVersion of a LIST, and the ledgers in it that have an allotment from a team, by
-        namespace. Raises Unavailable if a ledger is damaged."""
+        namespace. A damaged ledger is returned as an empty one, so that only the stored objects count."""
         version, found = self._found(team, timeout)
-        return version, {namespace: _decoded(team, config_map).ledger for namespace, config_map in found.items()}
+        ledgers = dict.fromkeys(found, Ledger())
+        for namespace, config_map in found.items():
+            with contextlib.suppress(errors.UnreadableLedger):
+                ledgers[namespace] = decode_stored(config_map).ledger
+        return version, ledgers
 
     def write(self, team: str, ledger: TeamLedger, replaced: StoredTeam, timeout: float = 10) -> StoredTeam:
         """Write ``ledger`` in place of ``replaced``, the result of an earlier `read`, `open` or `write`.
