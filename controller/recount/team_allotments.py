@@ -274,6 +274,10 @@ class TeamAllotments:
                 stored = self._lower(name, namespace, stored)
             except errors.Conflict:
                 stored, is_done = self._teams.read(name), False
+            except errors.VcudaError as error:
+                # A namespace that cannot be read or counted now must not keep the quota of the others from the team.
+                self._log.warning("allotment not taken back", team=name, namespace=namespace, error=str(error))
+                stored = self._teams.read(name)
         return is_done
 
     def _lower(self, name: str, namespace: str, stored: StoredTeam) -> StoredTeam:

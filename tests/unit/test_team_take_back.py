@@ -1,6 +1,7 @@
 """Tests of the allotments that the leader takes back: unused ones, and those of namespaces that have ended."""
 
 import itertools
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +13,8 @@ from tests.recounting import ONE, TWO
 from tests.replicas import LEDGER, Clock, Replica
 from tests.tables import cases
 from tests.team_world import ALONE, COLLECTION, FOUR, OCEAN, OWN, VISION, Allotments, World
+from vcuda.errors import ListOverdue
+from vcuda.kube import Stored
 from vcuda.kube.team_store import team_ledger_name
 from vcuda.ledger.ledger import FULL, Allotment, Ledger, Pending, Terminating
 from vcuda.ledger.team import TeamLedger, raised
@@ -233,6 +236,23 @@ def test_the_allotment_of_a_lost_ledger_is_released_even_if_the_namespace_has_no
     want(spare, "x")
     spare.serve()
     assert spare.allotted() == {}
+
+
+def test_a_namespace_that_cannot_be_counted_keeps_no_quota_of_others(
+    spare: World, api: ApiDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spare.place("{vision: {namespaces: [team-a, slow], quota: {M40: 8}}}")
+    spare.allot(**{"team-a": {"M40": FOUR}, "slow": {"M40": FOUR}})
+    open_ = spare.store.open
+
+    def opened(namespace: str, *args: Any, **others: Any) -> Stored:
+        if namespace == "slow":
+            raise ListOverdue("too many pods")
+        return open_(namespace, *args, **others)
+
+    monkeypatch.setattr(spare.store, "open", opened)
+    assert spare.serve() == ["allotment not taken back"]
+    assert spare.allotted() == {"team-a": {"M40": ONE}, "slow": {"M40": FOUR}}
 
 
 def test_the_ledger_of_a_deleted_team_is_deleted_when_nothing_is_allotted(spare: World, api: ApiDouble) -> None:
