@@ -239,7 +239,7 @@ def test_the_allotment_of_a_lost_ledger_is_released_even_if_the_namespace_has_no
 
 
 def test_a_namespace_that_cannot_be_counted_keeps_no_quota_of_others(
-    spare: World, api: ApiDouble, monkeypatch: pytest.MonkeyPatch
+    spare: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spare.place("{vision: {namespaces: [team-a, slow], quota: {M40: 8}}}")
     spare.allot(**{"team-a": {"M40": FOUR}, "slow": {"M40": FOUR}})
