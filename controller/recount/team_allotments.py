@@ -42,6 +42,9 @@ CROWDED = MAX_MEMBERS * 3 // 4
 CONFLICT_RETRY_SECONDS = 0.2
 """Seconds until the next attempt to take back allotments after a conflict."""
 
+FAILURE_RETRY_SECONDS = 5.0
+"""Seconds until the next attempt to take back allotments after another error, for example a LIST that is slow."""
+
 TURN_SECONDS = 1.0
 """The leader takes back allotments of one team for at most this many seconds, so that other teams do not wait."""
 
@@ -80,6 +83,8 @@ class TeamAllotments:
         self._exists = exists
         # `_served`: for each team, the last mark `TeamLedger.wanted` for which unused allotments were taken back.
         self._served: dict[str, str] = {}
+        # `_failed`: for each team, the namespaces whose allotments could not be taken back in the last turns.
+        self._failed: dict[str, set[str]] = {}
         self._log = structlog.get_logger()
 
     def add_all(self) -> None:
@@ -231,12 +236,13 @@ class TeamAllotments:
 
         unused = {each: self._unused(name, each, stored.ledger) for each in stored.ledger.allotted}
         if not self._take_back(name, {each: amount for each, amount in unused.items() if amount is not None}, is_short):
-            return CONFLICT_RETRY_SECONDS
+            return FAILURE_RETRY_SECONDS if name in self._failed else CONFLICT_RETRY_SECONDS
         self._served[name] = wanted
         return None
 
     def _delete(self, name: str, stored: StoredTeam) -> None:
         self._served.pop(name, None)
+        self._failed.pop(name, None)
         with contextlib.suppress(errors.Conflict, errors.NotFound):
             self._teams.delete(name, str(stored.version))
 
@@ -258,12 +264,13 @@ class TeamAllotments:
     def _take_back(self, name: str, unused: Mapping[str, float], is_short: Callable[[TeamLedger], bool]) -> bool:
         """Lower allotments to what is needed, the largest unused part first, until the team is not short of quota.
 
-        ``unused``: by namespace, the result of `_unused`. Return False if an allotment was not lowered, because another
-        process was writing, or because there was no more time.
+        ``unused``: by namespace, the result of `_unused`. Return False if an allotment was not lowered, because of an
+        error, because another process was writing, or because there was no more time.
         """
         # If one write lowered several allotments, a raise of any namespace meanwhile would make all of them fail.
         stored, is_done, deadline = self._teams.read(name), True, self._clock() + TURN_SECONDS
-        for namespace in sorted(unused, key=lambda each: (-unused[each], each)):
+        failed = self._failed.pop(name, set())
+        for namespace in sorted(unused, key=lambda each: (each in failed, -unused[each], each)):
             if stored.version is None or stored.ledger.closed:
                 break
             if unused[namespace] != LEFT and not is_short(stored.ledger):
@@ -275,9 +282,10 @@ class TeamAllotments:
             except errors.Conflict:
                 stored, is_done = self._teams.read(name), False
             except errors.VcudaError as error:
-                # A namespace that cannot be read or counted now must not keep the quota of the others from the team.
-                self._log.warning("allotment not taken back", team=name, namespace=namespace, error=str(error))
-                stored = self._teams.read(name)
+                # A tenant can make the LISTs of a namespace slow. So the next turn comes to this namespace last.
+                self._failed.setdefault(name, failed).add(namespace)
+                self._log.warning("an allotment was not taken back", team=name, namespace=namespace, error=str(error))
+                is_done = False
         return is_done
 
     def _lower(self, name: str, namespace: str, stored: StoredTeam) -> StoredTeam:

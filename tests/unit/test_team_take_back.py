@@ -1,7 +1,6 @@
 """Tests of the allotments that the leader takes back: unused ones, and those of namespaces that have ended."""
 
 import itertools
-from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +12,7 @@ from tests.recounting import ONE, TWO
 from tests.replicas import LEDGER, Clock, Replica
 from tests.tables import cases
 from tests.team_world import ALONE, COLLECTION, FOUR, OCEAN, OWN, VISION, Allotments, World
-from vcuda.errors import ListOverdue
+from vcuda import errors
 from vcuda.kube import Stored
 from vcuda.kube.team_store import team_ledger_name
 from vcuda.ledger.ledger import FULL, Allotment, Ledger, Pending, Terminating
@@ -101,6 +100,28 @@ def test_unused_allotments_are_taken_back_while_other_namespaces_raise_theirs(id
     for _ in range(2 * len(IDLE)):
         idle.serve()
     assert not {*IDLE} & {*idle.allotted()}
+
+
+def test_a_namespace_that_cannot_be_counted_keeps_no_allotment_of_others(
+    idle: World, api: ApiDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost ledger must be counted before it is opened, and a tenant can make the LIST of its pods slow."""
+    idle.allot(**{name: {"M40": TWO} for name in IDLE})
+    lost = IDLE[0]
+    api.remove(idle.store.path(lost))
+    opened = idle.store.open
+
+    def open_(namespace: str) -> Stored:
+        if namespace == lost:
+            idle.later(10)
+            raise errors.ListOverdue("the pods cannot be listed in time")
+        return opened(namespace)
+
+    monkeypatch.setattr(idle.store, "open", open_)
+    want(idle, "x")
+    idle.serve()
+    assert idle.serve() == ["an allotment was not taken back"]
+    assert {*idle.allotted()} == {lost}
 
 
 def test_a_team_with_many_unused_allotments_does_not_delay_other_teams(
@@ -236,23 +257,6 @@ def test_the_allotment_of_a_lost_ledger_is_released_even_if_the_namespace_has_no
     want(spare, "x")
     spare.serve()
     assert spare.allotted() == {}
-
-
-def test_a_namespace_that_cannot_be_counted_keeps_no_quota_of_others(
-    spare: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spare.place("{vision: {namespaces: [team-a, slow], quota: {M40: 8}}}")
-    spare.allot(**{"team-a": {"M40": FOUR}, "slow": {"M40": FOUR}})
-    open_ = spare.store.open
-
-    def opened(namespace: str, *args: Any, **others: Any) -> Stored:
-        if namespace == "slow":
-            raise ListOverdue("too many pods")
-        return open_(namespace, *args, **others)
-
-    monkeypatch.setattr(spare.store, "open", opened)
-    assert spare.serve() == ["allotment not taken back"]
-    assert spare.allotted() == {"team-a": {"M40": ONE}, "slow": {"M40": FOUR}}
 
 
 def test_the_ledger_of_a_deleted_team_is_deleted_when_nothing_is_allotted(spare: World, api: ApiDouble) -> None:
