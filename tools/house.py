@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 PRODUCT = ("webhook", "vcuda", "controller", "certs")
 OTHERS = ("tests", "tools", "bench", "examples")
 
-MAX_PRODUCT_LINES = 39_028
+MAX_PRODUCT_LINES = 39_030
 """The maximum number of lines of the product's code. A commit that raises this number must say why."""
 
 MAX_CREATE_MODULES = 31

@@ -28,7 +28,7 @@ from vcuda.kube import (
     TeamStore,
 )
 from vcuda.ledger import team as rules
-from vcuda.ledger.ledger import Ledger, charges_by_model, is_older
+from vcuda.ledger.ledger import Ledger, is_older
 from vcuda.ledger.report import TeamUse
 from vcuda.ledger.team import MAX_MEMBERS, Allotted, TeamLedger
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Team, total
@@ -330,9 +330,8 @@ def _names(known: NamedLedger, team: str) -> bool:
 
 def is_short_of(team: Team, ledger: TeamLedger) -> bool:
     """Return whether little of a limit of the team is not allotted, or whether many namespaces have an allotment."""
-    allotted = charges_by_model(each for charges in ledger.allotted.values() for each in charges.items())
-    within = all(_has_much_left(limit, allotted.get(model, Charge())) for model, limit in team.limits.items())
-    in_total = team.total is None or _has_much_left(team.total, total(allotted.values()))
+    within = all(_has_much_left(limit, ledger.sums.get(model, Charge())) for model, limit in team.limits.items())
+    in_total = team.total is None or _has_much_left(team.total, total(ledger.sums.values()))
     return not (within and in_total) or len(ledger.allotted) > CROWDED
 
 

@@ -1,12 +1,15 @@
 """Tests of the ledger of a team: its text, and the rules by which it allots quota to namespaces."""
 
+from collections.abc import Iterable
+
 import pytest
 from msgspec.structs import replace
 
 from tests.tables import cases
-from vcuda.ledger.ledger import FULL, Allotment, Ledger, Pending, Reservation, Terminating
+from vcuda.ledger.ledger import FULL, Allotment, Ledger, Pending, Reservation, Terminating, charges_by_model
 from vcuda.ledger.recount import ObservedPods, recount
 from vcuda.ledger.team import (
+    Allotted,
     Membership,
     TeamLedger,
     allot,
@@ -77,6 +80,21 @@ def test_the_allotments_of_the_others_are_added_up_by_model() -> None:
     ledger = TeamLedger({"dev": CARDS[1], "test": {**CARDS[2], "T4": Charge(50)}, "train": CARDS[4]})
     assert allotted_to_others(ledger, "train") == {"A100": Charge(300), "T4": Charge(50)}
     assert allotted_to_others(TeamLedger(), "train") == {}
+
+
+def test_the_allotments_of_a_large_team_are_added_once_for_each_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each raise of each namespace needs the sum of the others."""
+    added: list[int] = []
+
+    def counted(charges: Iterable[tuple[str, Charge]]) -> Allotted:
+        added.append(1)
+        return charges_by_model(charges)
+
+    monkeypatch.setattr("vcuda.ledger.team.charges_by_model", counted)
+    ledger = TeamLedger({f"n{number}": {"A100": Charge(100)} for number in range(500)})
+    for number in range(3):
+        assert allotted_to_others(ledger, f"n{number}") == {"A100": Charge(49_900)}
+    assert len(added) == 1
 
 
 @cases(

@@ -5,6 +5,7 @@ namespace's ledger records its allotment. The usage of a namespace's ledger stay
 all allotments within the team's limits. docs/team-ledgers.md has the rules, and `tests/model/teams` explores them.
 """
 
+import functools
 import itertools
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -27,7 +28,7 @@ Allotted = Mapping[str, Charge]
 """An amount of quota by GPU model."""
 
 
-class TeamLedger(msgspec.Struct, frozen=True):
+class TeamLedger(msgspec.Struct, frozen=True, dict=True):
     """The allotments of one team."""
 
     allotted: Mapping[str, Allotted] = {}
@@ -40,6 +41,11 @@ class TeamLedger(msgspec.Struct, frozen=True):
     """A random text while allotments may be missing. Nothing is then allotted. Empty if the ledger is open."""
     counter: int = 0
     """A number that grows with each raise. The API server stores no new version if a write changes nothing."""
+
+    @functools.cached_property
+    def sums(self) -> Allotted:
+        """The sum of all allotments, by model. A large team has thousands, so they are added once for each version."""
+        return charges_by_model(each for allotted in self.allotted.values() for each in allotted.items())
 
 
 class _Text(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -93,9 +99,9 @@ def largest(*amounts: Allotted) -> Allotted:
 
 def allotted_to_others(ledger: TeamLedger, namespace: str) -> Allotted:
     """Return the sum of what is allotted to all other namespaces of the team, by model."""
-    return charges_by_model(
-        each for name, allotted in ledger.allotted.items() if name != namespace for each in allotted.items()
-    )
+    own = ledger.allotted.get(namespace, {})
+    others = {model: charge - own.get(model, Charge()) for model, charge in ledger.sums.items()}
+    return {model: charge for model, charge in others.items() if charge != Charge()}
 
 
 def is_crowded_for(ledger: TeamLedger, namespace: str) -> bool:

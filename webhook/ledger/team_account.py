@@ -43,7 +43,6 @@ class TeamAccount:
         self._known_at = -math.inf
         read = shared.teams.read
         self._reads = SharedCall(lambda: shared.in_thread(read, team, READ_TIMEOUT_SECONDS), shared.clock)
-        self._sums: Mapping[str, Charge] = {}
         self._release_request = ReleaseRequest(shared.clock)
         self._count = TeamCount(team, shared)
         self.counted_others = self._count.others
@@ -104,8 +103,7 @@ class TeamAccount:
         return self.known_others(namespace)
 
     def known_others(self, namespace: str) -> Allotted:
-        own = self._known.ledger.allotted.get(namespace, {})
-        return {model: charge - own.get(model, Charge()) for model, charge in self._sums.items()}
+        return allotted_to_others(self._known.ledger, namespace)
 
     async def _open(self) -> StoredTeam:
         shared = self._shared
@@ -113,7 +111,6 @@ class TeamAccount:
 
     def _remember(self, stored: StoredTeam) -> None:
         self._known, self._known_at = stored, self._shared.clock()
-        self._sums = allotted_to_others(stored.ledger, "")
 
 
 def admitted_beside(admitted: Admitted, model: str, others: Allotted) -> Admitted:
