@@ -26,7 +26,7 @@ DEPLOYED = 15
 EACH = 20
 """The number of pods that each Deployment wants. All of them together exceed the quota."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.one_version, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
