@@ -171,9 +171,7 @@ class NamespaceLedger:
             # The reservation of a dead replica stays until the leader of the controller removes it.
             return PutOff((shortage,), soon=self._spending.release_request.just_began)
         if shortage.team:
-            judged = await self._team_account(shortage.team).judge(
-                self._namespace, shortage, request.deadline, dry_run=request.dry_run
-            )
+            judged = await self._team_account(shortage.team).judge(self._namespace, shortage, request.deadline)
         else:
             judged = await self._fresh_count.judge(shortage, request.deadline)
         if isinstance(judged, Rejected) or not judged.counted:

@@ -72,19 +72,17 @@ class TeamAccount:
             self._remember(stored)
         return result
 
-    async def judge(
-        self, namespace: str, shortage: Shortage, deadline: float, *, dry_run: bool = False
-    ) -> Rejected | PutOff:
+    async def judge(self, namespace: str, shortage: Shortage, deadline: float) -> Rejected | PutOff:
         """Return a rejection if the stored pods and claims of the team leave no room for a charge; otherwise `PutOff`.
 
         In the second case, ask the leader of the controller to take back quota that is allotted and not used. A dry run
-        writes nothing.
+        asks too. Otherwise it would fail as often as it is repeated, although a create would succeed.
         """
         judged = await self._count.judge(namespace, shortage, deadline)
         if isinstance(judged, Rejected):
             return judged
         with contextlib.suppress(VcudaError):  # the caller retries, and this replica asks again
-            if not dry_run and (mark := self._release_request.again()):
+            if mark := self._release_request.again():
                 await self.change(lambda ledger: (replace(ledger, wanted=mark), None))
                 self._release_request.stored()
         return replace(judged, soon=self._release_request.just_began)
