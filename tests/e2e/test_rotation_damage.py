@@ -120,7 +120,7 @@ def test_status_shows_every_certificate_and_which_webhooks_trust_it(stage: Stage
     report = json.loads(checked(stage.run("status", "-o", "json")))
     own = {*stage.addresses(), *(f"secret/vcuda-webhook-{kind}" for kind in ("ca", "tls"))}
     theirs = {f"{kind}webhookconfiguration/vcuda-quota" for kind in ("mutating", "validating")}
-    assert {row["place"] for row in report["certificates"]} == own | theirs
+    assert {row["where"] for row in report["certificates"]} == own | theirs
     assert [call["trusted"] for call in report["calls"]] == [True, True]
     assert "TIME LEFT" in checked(stage.run("status"))
     set_bundles(stage, "")
