@@ -28,12 +28,17 @@ PODS = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments"
 MODELS = ("M40", "P100", "A100")
 HTTPS = 8443
+OPTIONAL = ("vcuda-scheduler", "vcuda-extender-certs", "vcuda-scheduler-certs")
+"""The names of optional parts that an earlier test may have applied to the same cluster."""
+
 Clinic = tuple[System, ControllerProcess, Balancer]
 
 
 @pytest.fixture(scope="module")
 def clinic(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clinic]:
     """A healthy installation, where the doctor finds no fault. The third value is the address of its webhook pods."""
+    parts = "deployments,cronjobs,serviceaccounts"
+    admin.kubectl("-n", SYSTEM_NAMESPACE, "delete", "--ignore-not-found", parts, *OPTIONAL)
     for model in MODELS:
         admin.create_node(f"doctor-{model.lower()}", {MODEL: model, POOL: "public"}, {"tencent.com/vcuda-core": "800"})
     with (
