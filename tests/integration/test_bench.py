@@ -25,7 +25,7 @@ SIZES = {
     "large-pods": "large_pods.MAX_BODY, large_pods.ROUNDS = 100_000, 1",
 }
 """For each command, the statement that sets the sizes of its only round."""
-ON_A_CONTROL_PLANE = {"creates", "failover", "scale"}
+ON_A_CONTROL_PLANE = {"creates", "failover", "teams", "scale"}
 
 
 @pytest.mark.parametrize("command", SIZES)
