@@ -179,7 +179,8 @@ def test_everything_that_is_deleted_or_weakened_of_the_registration_is_reported_
             shown = run(system, f"kubectl gpuquota -n {TEAM}")
             assert f"{TEAM} (not in effect)" in shown
             assert f"quotas are not in effect: {text}" in shown
-            admin.rest.send("DELETE", FIRST_JOB)  # while this Job runs, nobody needs to do anything
+            # While this Job runs, nobody needs to do anything. By default, the Job stays until its pods are released.
+            admin.rest.send("DELETE", FIRST_JOB, {"propagationPolicy": "Background"})
             found = status(system)
             assert (found.returncode, name in found.stdout) == (1, True), found.stdout
             apply(admin, system.kustomization, "--server-side", "--force-conflicts")
