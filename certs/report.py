@@ -68,8 +68,8 @@ def report_on(
 ) -> Report:
     """Return the report on ``state``. ``rotate``: the command to recommend if a rotation is overdue.
 
-    ``job``: the name of a Job that runs a rotation now; empty if there is none. What this Job has not done yet is no
-    problem.
+    ``job``: the name of a Job that runs a rotation now; empty if there is none. A step that this Job has yet to
+    take is not reported as a problem.
     """
     decision = plan(state, now, policy, _FOREVER)
     calls = tuple(_call(hook, endpoint, now) for hook in state.hooks() for endpoint in state.ready())

@@ -282,7 +282,7 @@ class TeamAllotments:
             except errors.Conflict:
                 stored, is_done = self._teams.read(name), False
             except errors.VcudaError as error:
-                # A tenant can make the LISTs of a namespace slow. So the next turn comes to this namespace last.
+                # A tenant can make the LISTs of a namespace slow. So this namespace is the last one in the next turn.
                 self._failed.setdefault(name, failed).add(namespace)
                 self._log.warning("an allotment was not taken back", team=name, namespace=namespace, error=str(error))
                 is_done = False

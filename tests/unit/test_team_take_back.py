@@ -247,7 +247,7 @@ def test_the_allotment_of_a_lost_ledger_stays(spare: World, api: ApiDouble) -> N
 def test_the_allotment_of_a_lost_ledger_is_released_even_if_the_namespace_has_no_pods(
     clock: Clock, spare: World, api: ApiDouble
 ) -> None:
-    """Nothing else than the team needs this ledger."""
+    """Only the team still needs this ledger."""
     for path in [LEDGER, *(path for path in api.objects if "/pods/" in path)]:
         api.remove(path)
     spare.serve()

@@ -38,7 +38,7 @@ class TeamLedger(msgspec.Struct, frozen=True, dict=True):
     wanted: str = ""
     """A replica that finds no free quota writes a new text here, so that the leader takes back unused allotments."""
     closed: str = ""
-    """A random text while allotments may be missing. Nothing is then allotted. Empty if the ledger is open."""
+    """Empty if the ledger is open. A random text while allotments may be missing. No process then raises any."""
     counter: int = 0
     """A number that grows with each raise. The API server stores no new version if a write changes nothing."""
 

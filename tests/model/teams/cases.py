@@ -107,7 +107,7 @@ MUTANTS = [
     Mutant("RAISE", "unused allotments of other models are kept", TOTAL),
     Mutant("RAISE", "an older document raises", LOWERED),
     Mutant("RAISE", "a raise in a closed team ledger", TEAM_LOST),
-    Mutant("JOIN", "a join without a write of its own", Bounds(edits(BOTH, (NONE, 0)), losses=1)),
+    Mutant("JOIN", "a join and its raise are one write", Bounds(edits(BOTH, (NONE, 0)), losses=1)),
     Mutant("PLACED", "a namespace that seems to have ended leaves its team", STAY._replace(ends=1, procedures=1)),
     Mutant("LOST", "no lost ledger is made", LOST, rests=True),
     Mutant("COVER", "a forced raise keeps the other allotments", BRINGS),

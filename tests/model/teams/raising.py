@@ -139,7 +139,7 @@ def admit(world: World, bounds: Bounds) -> Iterator[Step]:
                 elif bounds.broken == UNCHECKED and covers(ledger.used, plus(world.held[n], one(model))):
                     new = ledger._replace(used=plus(world.held[n], one(model)))
                     yield f"{name(n)} admits one in place of another", admitted(put(world, n, new), bounds, n, model)
-                elif team in ledger.names or (team != NONE and bounds.broken == "a join without a write of its own"):
+                elif team in ledger.names or (team != NONE and bounds.broken == "a join and its raise are one write"):
                     yield from begin(world, bounds, Procedure("RAISE", n, team, number, model, want))
 
 
